@@ -1,0 +1,98 @@
+# The one list of commands. `make` explains them; nothing here needs an activated environment.
+
+# `make PYTHON=python3.12 …` chooses the interpreter that .venv is made from.
+PYTHON ?= python3
+# What follows a command: `make run ARGS="--dry-run"`, `make test ARGS="-k cache -x"`.
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Stamps live inside .venv, so they vanish together with what they vouch for.
+STAMPS := $(VENV)/.stamps
+
+# An activated environment or a foreign PYTHONPATH must not leak into ours.
+unexport PYTHONHOME PYTHONPATH VIRTUAL_ENV
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# uv trusts the certificates that this machine trusts, as pip does.
+export UV_SYSTEM_CERTS := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup run test check format bench soak docs pins clean
+
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(STAMPS)/run ## make .venv with the `stoker` command in it
+
+run: setup ## run the example plan: three models on real data (ARGS=…)
+	@$(BIN)/stoker run tabular/compare $(ARGS)
+	@echo "(\`stoker\` is $(BIN)/stoker here: export PATH=\$$PWD/$(BIN):\$$PATH)" >&2
+
+test: check ## install what tests need, check the house, run every test (ARGS=…)
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+check: $(STAMPS)/dev ## format, lint, types and floors, without changing a file
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: $(STAMPS)/dev ## format the code and fix what can be fixed safely
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix --exit-zero .
+
+bench: $(STAMPS)/dev ## measure Stoker beside its peers (ARGS=…)
+	$(BIN)/python benchmarks/run_all.py $(ARGS)
+
+soak: $(STAMPS)/dev ## run every test with full counts; takes its time (ARGS=…)
+	$(BIN)/python -m pytest $(ARGS)
+
+docs: $(STAMPS)/dev ## generate the reference pages (ARGS=…)
+	$(BIN)/python tools/reference.py $(ARGS)
+
+# dev first: run.txt is then a subset of it, so the two never disagree. An existing pin stays
+# unless it must move; `make pins ARGS=--upgrade` moves them all.
+pins: | $(STAMPS)/venv ## pin requirements/ again after a change of dependencies
+	@$(BIN)/python -m pip install --quiet uv
+	$(COMPILE) --extra tabular --extra dev --output-file requirements/dev.txt $(ARGS)
+	$(COMPILE) --extra tabular --constraint requirements/dev.txt --output-file requirements/run.txt $(ARGS)
+
+clean: ## remove .venv, caches and build output; results and the store stay
+	rm -rf $(VENV) build dist .bench .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	find src tests tools benchmarks examples -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+# ---------------------------------------------------------------- how .venv comes to be
+
+# No header, notes or index addresses: the pins are the same wherever they are made.
+COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url pyproject.toml
+
+# uv installs in seconds what takes pip a minute. Where it can't be had, or can't see the index that pip is set up
+# for, pip does the same.
+define install
+{ test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --retries 1 --timeout 15 uv; } && \
+$(BIN)/uv pip install --quiet --python $(BIN)/python $(1) || \
+{ echo "uv can't install this here; pip tries, which takes longer"; $(BIN)/python -m pip install --quiet $(1); } || \
+{ echo "hint: is a package index within reach? What is installed already stays; run make again to go on." >&2; exit 1; }
+endef
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Stoker needs Python 3.11 or newer; '$(PYTHON)' is not." >&2; \
+	  echo "hint: install one, or name it: make PYTHON=/path/to/python3.12 …" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "'$(PYTHON)' can't make virtual environments: its venv or ensurepip module is missing." >&2; \
+	  echo "hint: install them (Debian, Ubuntu: apt install python3-venv), or name another interpreter: make PYTHON=… …" >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { echo "making $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/run: requirements/run.txt pyproject.toml | $(STAMPS)/venv
+	@echo "installing Stoker and its tabular cookbook into $(VENV)"
+	@$(call install,-r requirements/run.txt)
+	@$(call install,--no-deps --editable .)
+	@touch $@
+
+$(STAMPS)/dev: requirements/dev.txt $(STAMPS)/run
+	@echo "installing what tests and checks need into $(VENV)"
+	@$(call install,-r requirements/dev.txt)
+	@touch $@
