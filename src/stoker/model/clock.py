@@ -1,0 +1,71 @@
+"""Time as something handed in, so that nothing that waits needs a test that sleeps."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Where the time comes from."""
+
+    def now(self) -> datetime:
+        """Give the wall time, aware, in UTC."""
+
+    def wall_s(self) -> float:
+        """Give the wall time as seconds since 1970."""
+
+    def monotonic_s(self) -> float:
+        """Give seconds on a scale that never goes back; only differences mean something."""
+
+    def sleep(self, seconds: float) -> None:
+        """Let that much time pass."""
+
+
+class SystemClock:
+    """The computer's own clocks."""
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def wall_s(self) -> float:
+        return time.time()
+
+    def monotonic_s(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class FakeClock:
+    """A clock that stands still until it is told to move; sleeping moves it."""
+
+    def __init__(self, start_s: float = 1_700_000_000.0) -> None:
+        self._wall_s = start_s
+        self._monotonic_s = 0.0
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self._wall_s, UTC)
+
+    def wall_s(self) -> float:
+        return self._wall_s
+
+    def monotonic_s(self) -> float:
+        return self._monotonic_s
+
+    def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass on both scales."""
+        if seconds < 0:
+            message = "time does not go back; `jump` moves the wall clock alone"
+            raise ValueError(message)
+        self._wall_s += seconds
+        self._monotonic_s += seconds
+
+    def jump(self, seconds: float) -> None:
+        """Set the wall clock forward or back, as an administrator would; the monotonic scale does not notice."""
+        self._wall_s += seconds

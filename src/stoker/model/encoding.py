@@ -1,0 +1,146 @@
+"""The canonical encoding: one value, one sequence of bytes, on every machine and in every version.
+
+Keys, ids and fingerprints are digests of these bytes. The form is tagged and length-prefixed:
+
+    null        N
+    bool        T  F
+    int         i<length>:<decimal digits>
+    float       d<8 bytes, IEEE-754 binary64, big-endian>      one NaN; -0.0 is not 0.0; 1.0 is not 1
+    string      s<length>:<UTF-8>
+    bytes       b<length>:<bytes>
+    list        l<count>:<items>                               tuples are lists
+    map         m<count>:<key value …>                         string keys, sorted by their UTF-8
+
+It promises: different typed values give different bytes; the order of a map's keys never matters; a value of any
+other type is an error, never its `repr`. Golden vectors are checked in beside the tests; a change here is a new
+key format (`plan.action.FORMAT`).
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+
+MAX_DEPTH = 64
+
+_NAN = b"d" + struct.pack(">Q", 0x7FF8_0000_0000_0000)
+_pack_float = struct.Struct(">d").pack
+
+
+class NotEncodable(ValueError):
+    """A value (or a part of it, named by its path) has no canonical form."""
+
+    def __init__(self, reason: str, path: str = "") -> None:
+        super().__init__(f"{path}: {reason}" if path else reason)
+        self.reason = reason
+        self.path = path
+
+    def inside(self, step: object) -> NotEncodable:
+        """Give the same refusal as seen from one level further out."""
+        return NotEncodable(self.reason, f"[{step!r}]{self.path}")
+
+
+def encode(value: object) -> bytes:
+    """Give the canonical bytes of a value made of null, bool, int, float, str, bytes, list, tuple and dict."""
+    parts: list[bytes] = []
+    _encode(value, parts.append, 0)
+    return b"".join(parts)
+
+
+def _encode(value: object, put: Callable[[bytes], None], depth: int) -> None:
+    encoder = _ENCODERS.get(type(value))
+    if encoder is None:
+        message = f"{type(value).__module__}.{type(value).__qualname__} has no canonical form"
+        raise NotEncodable(message)
+    encoder(value, put, depth)
+
+
+def _encode_none(_value: object, put: Callable[[bytes], None], _depth: int) -> None:
+    put(b"N")
+
+
+def _encode_bool(value: object, put: Callable[[bytes], None], _depth: int) -> None:
+    put(b"T" if value else b"F")
+
+
+def _encode_int(value: int, put: Callable[[bytes], None], _depth: int) -> None:
+    try:
+        digits = b"%d" % value
+    except ValueError:
+        # Python limits the digits that it writes (sys.set_int_max_str_digits).
+        message = f"integer of {value.bit_length()} bits has too many digits"
+        raise NotEncodable(message) from None
+    put(b"i%d:%b" % (len(digits), digits))
+
+
+def _encode_float(value: float, put: Callable[[bytes], None], _depth: int) -> None:
+    put(_NAN if math.isnan(value) else b"d" + _pack_float(value))
+
+
+def _encode_str(value: str, put: Callable[[bytes], None], _depth: int) -> None:
+    try:
+        text = value.encode()
+    except UnicodeEncodeError as error:
+        message = f"text is not valid Unicode: {error.reason}"
+        raise NotEncodable(message) from None
+    put(b"s%d:%b" % (len(text), text))
+
+
+def _encode_bytes(value: bytes, put: Callable[[bytes], None], _depth: int) -> None:
+    put(b"b%d:%b" % (len(value), value))
+
+
+def _encode_list(value: list[object] | tuple[object, ...], put: Callable[[bytes], None], depth: int) -> None:
+    if depth >= MAX_DEPTH:
+        message = f"nested deeper than {MAX_DEPTH} levels, or in a cycle"
+        raise NotEncodable(message)
+    put(b"l%d:" % len(value))
+    for index, item in enumerate(value):
+        try:
+            _encode(item, put, depth + 1)
+        except NotEncodable as error:
+            raise error.inside(index) from None
+
+
+def _encode_map(value: dict[object, object], put: Callable[[bytes], None], depth: int) -> None:
+    if depth >= MAX_DEPTH:
+        message = f"nested deeper than {MAX_DEPTH} levels, or in a cycle"
+        raise NotEncodable(message)
+    keyed = []
+    for key, item in value.items():
+        if type(key) is not str:
+            message = f"map key {key!r} is not a string"
+            raise NotEncodable(message)
+        try:
+            keyed.append((key.encode(), item))
+        except UnicodeEncodeError as error:
+            message = f"map key is not valid Unicode: {error.reason}"
+            raise NotEncodable(message) from None
+    keyed.sort(key=_first)
+    put(b"m%d:" % len(keyed))
+    for text, item in keyed:
+        put(b"s%d:%b" % (len(text), text))
+        try:
+            _encode(item, put, depth + 1)
+        except NotEncodable as error:
+            raise error.inside(text.decode()) from None
+
+
+def _first(pair: tuple[bytes, object]) -> bytes:
+    return pair[0]
+
+
+# Exact types only: a subclass (a NumPy float, an enum) may print or compare differently, so it has to be turned
+# into the plain type by whoever knows what it means.
+_ENCODERS: dict[type, Callable[..., None]] = {
+    type(None): _encode_none,
+    bool: _encode_bool,
+    int: _encode_int,
+    float: _encode_float,
+    str: _encode_str,
+    bytes: _encode_bytes,
+    list: _encode_list,
+    tuple: _encode_list,
+    dict: _encode_map,
+}

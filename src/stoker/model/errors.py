@@ -1,0 +1,295 @@
+"""Every error of Stoker, in one tree sorted by who must act.
+
+    StokerError
+    ├── BadInput      you change something          usage, files, recipes, arguments, plans
+    ├── Refused       wrong moment                  conflict, held, stale, not found
+    ├── Unavailable   try later or elsewhere        disk, permission, a process that went away
+    ├── Damaged       bytes are not what their name says
+    └── WorkFailed    our machinery worked, the work did not
+
+A leaf carries data; its one-line message says what happened to what, its hint says what to do.
+Each leaf has exactly one `code` (for machines) and one `exit_code` (for shells); `model.exits`
+is the table of the latter and a test holds the two together. Nothing here formats for a terminal.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class StokerError(Exception):
+    """Anything that Stoker reports on purpose."""
+
+    code: ClassVar[str] = "stoker"
+    exit_code: ClassVar[int] = 70
+
+    def __init__(self, message: str, *, hint: str = "", **data: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.data = data
+
+    def __str__(self) -> str:
+        return self.message
+
+    def to_dict(self) -> dict[str, object]:
+        """Give the error as the plain object that every `--json` output uses."""
+        body: dict[str, object] = {"error": self.code, "exit_code": self.exit_code, "message": self.message}
+        if self.hint:
+            body["hint"] = self.hint
+        if self.data:
+            body["data"] = self.data
+        return body
+
+
+class BadInput(StokerError):
+    """Something that a person wrote has to change."""
+
+    code = "bad_input"
+    exit_code = 2
+
+
+class Refused(StokerError):
+    """Right request, wrong moment."""
+
+    code = "refused"
+    exit_code = 1
+
+
+class Unavailable(StokerError):
+    """Something outside is missing for now."""
+
+    code = "unavailable"
+    exit_code = 16
+
+
+class Damaged(StokerError):
+    """Bytes are not what their name says."""
+
+    code = "damaged"
+    exit_code = 13
+
+
+class WorkFailed(StokerError):
+    """The machinery worked; the work it was given did not."""
+
+    code = "work_failed"
+    exit_code = 1
+
+
+class Usage(BadInput):
+    """The command line itself is wrong."""
+
+    code = "usage"
+    exit_code = 2
+
+
+class LocalFile(BadInput):
+    """A file of the user's is missing, unreadable or of the wrong sort."""
+
+    code = "local_file"
+    exit_code = 16
+
+
+class Faults(BadInput):
+    """Several things wrong with one file or command, reported together."""
+
+    code = "faults"
+    exit_code = 20
+
+    def __init__(self, message: str, *, faults: tuple[Fault, ...], hint: str = "", **data: object) -> None:
+        super().__init__(message, hint=hint, faults=[fault.to_dict() for fault in faults], **data)
+        self.faults = faults
+
+
+class Fault:
+    """One thing wrong: where it is, what it is, what would be right."""
+
+    __slots__ = ("hint", "message", "where")
+
+    def __init__(self, where: str, message: str, hint: str = "") -> None:
+        self.where = where
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.message}" if self.where else self.message
+        return f"{text} ({self.hint})" if self.hint else text
+
+    def __repr__(self) -> str:
+        return f"Fault({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Fault):
+            return NotImplemented
+        return (self.where, self.message, self.hint) == (other.where, other.message, other.hint)
+
+    def __hash__(self) -> int:
+        return hash((self.where, self.message, self.hint))
+
+    def to_dict(self) -> dict[str, str]:
+        body = {"where": self.where, "message": self.message}
+        if self.hint:
+            body["hint"] = self.hint
+        return body
+
+
+class FileFaults(Faults):
+    """Files that the work is to read are missing or may not be read."""
+
+    code = "file_faults"
+    exit_code = 16
+
+
+class UnknownRecipe(BadInput):
+    """No cookbook has a recipe of that name."""
+
+    code = "unknown_recipe"
+    exit_code = 27
+
+
+class BadCookbook(BadInput):
+    """A cookbook can't be loaded or contradicts another one."""
+
+    code = "bad_cookbook"
+    exit_code = 29
+
+
+class ArgsFaults(Faults):
+    """Arguments of a recipe or a stage do not fit their declaration."""
+
+    code = "args_faults"
+    exit_code = 28
+
+
+class PlanFaults(Faults):
+    """A plan is wired wrongly; nothing has run."""
+
+    code = "plan_faults"
+    exit_code = 40
+
+
+class StageInputError(BadInput):
+    """A stage found that what it was given can't be worked on; trying again is no use."""
+
+    code = "stage_input"
+    exit_code = 41
+
+
+class NotFound(Refused):
+    """Nothing goes by that name here."""
+
+    code = "not_found"
+    exit_code = 1
+
+
+class Ambiguous(Refused):
+    """A name or id prefix stands for more than one thing."""
+
+    code = "ambiguous"
+    exit_code = 1
+
+
+class IllegalMove(Refused):
+    """A job may not go from the state it is in to the one asked for."""
+
+    code = "illegal_move"
+    exit_code = 30
+
+
+class LockHeld(Refused):
+    """Another process holds the lock."""
+
+    code = "lock_held"
+    exit_code = 16
+
+
+class NoSpace(Unavailable):
+    """The disk (or a quota on it) is full."""
+
+    code = "no_space"
+    exit_code = 10
+
+
+class NoPermission(Unavailable):
+    """The operating system does not let us: permission, or a read-only file system."""
+
+    code = "no_permission"
+    exit_code = 16
+
+
+class MissingExtra(Unavailable):
+    """An optional library is not installed."""
+
+    code = "missing_extra"
+    exit_code = 29
+
+
+class ProcessLost(Unavailable):
+    """A process of ours went away, or will not go away."""
+
+    code = "process_lost"
+    exit_code = 45
+
+
+class CorruptBytes(Damaged):
+    """Stored bytes do not have the digest they are named by."""
+
+    code = "corrupt_bytes"
+    exit_code = 13
+
+
+class StageFailed(WorkFailed):
+    """A stage raised, or its process ended badly."""
+
+    code = "stage_failed"
+    exit_code = 1
+
+
+class StageTimeout(WorkFailed):
+    """A stage ran past its limit."""
+
+    code = "stage_timeout"
+    exit_code = 43
+
+
+class StageDiverged(WorkFailed):
+    """A watched metric is no longer finite."""
+
+    code = "stage_diverged"
+    exit_code = 44
+
+
+class OutOfMemory(WorkFailed):
+    """A stage was killed for memory, or the machine can't give it what it declares."""
+
+    code = "out_of_memory"
+    exit_code = 46
+
+
+class PlanDeadline(WorkFailed):
+    """The whole plan ran past its limit."""
+
+    code = "plan_deadline"
+    exit_code = 47
+
+
+class Cancelled(WorkFailed):
+    """A person no longer wants it (Ctrl-C)."""
+
+    code = "cancelled"
+    exit_code = 130
+
+
+class Terminated(WorkFailed):
+    """The process was asked to end (SIGTERM, `stoker cancel`)."""
+
+    code = "terminated"
+    exit_code = 143
+
+
+class Bug(StokerError):
+    """Something that can't happen did."""
+
+    code = "bug"
+    exit_code = 70

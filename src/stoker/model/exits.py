@@ -1,0 +1,55 @@
+"""Exit codes: the one table of what a shell sees.
+
+`MEANINGS` lists every code that Stoker may leave with; `exit_code_of` turns any exception into one.
+A test checks that every class of `model.errors` uses a code of this table.
+"""
+
+from __future__ import annotations
+
+from stoker.model.errors import StokerError
+
+DONE = 0
+NO = 1
+USAGE = 2
+BUG = 70
+INTERRUPTED = 130
+TERMINATED = 143
+
+MEANINGS: dict[int, str] = {
+    DONE: "done",
+    NO: "the answer is no, or the work failed",
+    USAGE: "usage",
+    10: "no disk space",
+    11: "auth (401/403)",
+    12: "rate limited (429)",
+    13: "hash mismatch",
+    14: "network (refused, 404, timeout)",
+    15: "verification failed",
+    16: "local file: lock held, no permission, read-only",
+    17: "regression against a baseline",
+    20: "faults in a file",
+    27: "unknown recipe",
+    28: "recipe arguments",
+    29: "cookbook can't be loaded",
+    30: "illegal move of a job",
+    40: "plan wired wrongly",
+    41: "a stage refused its input",
+    43: "stage ran past its limit",
+    44: "stage diverged",
+    45: "process lost",
+    46: "out of memory",
+    47: "plan ran past its deadline",
+    BUG: "a bug in Stoker",
+    75: "drained or preempted on purpose: start me again",
+    INTERRUPTED: "interrupted",
+    TERMINATED: "terminated",
+}
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Say which code a program ends with when this error reaches its top."""
+    if isinstance(error, StokerError):
+        return error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    return BUG

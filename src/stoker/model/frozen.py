@@ -1,0 +1,135 @@
+"""Frozen classes: slotted, keyword-only, declared as dataclasses are and made six times faster.
+
+    @frozen
+    class Lease:
+        owner: ProcessIdentity
+        expires_s: float = 0.0
+
+The standard decorator compiles six methods per class, 0.8 ms each class on the test machine; a command that finds
+everything known spent a third of its time on that. This one compiles the constructor and shares the rest. Type checkers
+see a frozen dataclass. Differences: fields are keyword-only, `fresh(factory=dict)` stands for
+`field(default_factory=dict)`, there is no inheritance of fields, and `changed` stands for `replace`. `__post_init__`
+may refuse values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar, dataclass_transform
+
+T = TypeVar("T")
+
+
+class _Factory:
+    __slots__ = ("make",)
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+
+
+def fresh(*, factory: Callable[[], T]) -> T:
+    """Declare a default that is made anew for every object."""
+    return _Factory(factory)  # type: ignore[return-value]  # what `frozen` puts in its place is a T
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(fresh,))
+def frozen(cls: type[T]) -> type[T]:
+    """Turn a class with annotated fields into a frozen one."""
+    return _build(cls, by_name=True)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(fresh,))
+def frozen_by_position(cls: type[T]) -> type[T]:
+    """The same for a class so small that its fields may be given by position."""
+    return _build(cls, by_name=False)
+
+
+def _build(cls: type[T], *, by_name: bool) -> type[T]:
+    names = tuple(cls.__dict__.get("__annotations__", ()))  # noqa: RUF063 - `inspect` costs 10 ms to import
+    defaults = {name: cls.__dict__[name] for name in names if name in cls.__dict__}
+    for name, default in defaults.items():
+        if isinstance(default, list | dict | set):
+            instead = f"fresh(factory={type(default).__name__})"
+            message = f"{cls.__qualname__}.{name}: a mutable default would be shared; write {instead}"
+            raise TypeError(message)
+    body = {name: value for name, value in cls.__dict__.items() if name not in (*defaults, "__dict__", "__weakref__")}
+    body["__slots__"] = names
+    body["__match_args__"] = () if by_name else names
+    metaclass: Any = type(cls)
+    made = metaclass(cls.__name__, cls.__bases__, body)
+    made.__qualname__ = cls.__qualname__
+    made.__init__ = _constructor(made, names, defaults, by_name=by_name)
+    made.__setattr__ = _refuse
+    made.__delattr__ = _refuse
+    for name, method in (("__repr__", _repr), ("__eq__", _equal), ("__hash__", _hash)):
+        if name not in cls.__dict__:
+            setattr(made, name, method)
+    made.__getstate__ = _get_state
+    made.__setstate__ = _set_state
+    return made  # type: ignore[no-any-return]
+
+
+def fields_of(of: object) -> dict[str, Any]:
+    """Give a frozen object's fields by name, in declared order."""
+    slots: tuple[str, ...] = type(of).__slots__  # type: ignore[attr-defined]  # every frozen class has them
+    return {name: getattr(of, name) for name in slots}
+
+
+def changed(of: T, **fields: Any) -> T:
+    """Give a copy of a frozen object with some fields changed."""
+    return type(of)(**{**fields_of(of), **fields})
+
+
+def _constructor(made: Any, names: tuple[str, ...], defaults: dict[str, Any], *, by_name: bool) -> Callable[..., None]:
+    # The slots' own setters are the quickest way past the refusal to change anything.
+    scope: dict[str, Any] = {f"_set_{name}": made.__dict__[name].__set__ for name in names}
+    parameters, lines = [], []
+    for name in names:
+        if name not in defaults:
+            parameters.append(name)
+        else:
+            default = defaults[name]
+            scope[f"_default_{name}"] = default.make if isinstance(default, _Factory) else default
+            parameters.append(f"{name}=_default_{name}")
+            if isinstance(default, _Factory):
+                lines.append(f" if {name} is _default_{name}: {name} = {name}()")
+        lines.append(f" _set_{name}(self, {name})")
+    if "__post_init__" in made.__dict__:
+        lines.append(" self.__post_init__()")
+    signature = ", ".join(["self", *(["*"] if by_name and names else []), *parameters])
+    text = f"def __init__({signature}):\n" + ("\n".join(lines) or " pass")
+    exec(text, scope)  # noqa: S102 - our own text, as the standard decorator does
+    constructor: Callable[..., None] = scope["__init__"]
+    constructor.__qualname__ = f"{made.__qualname__}.__init__"
+    return constructor
+
+
+def _refuse(self: object, name: str, *_value: object) -> NoReturn:
+    message = f"{type(self).__name__}.{name} can't be changed"
+    raise AttributeError(message)
+
+
+def _values(self: Any) -> tuple[Any, ...]:
+    return tuple(getattr(self, name) for name in self.__slots__)
+
+
+def _repr(self: Any) -> str:
+    listed = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
+    return f"{type(self).__qualname__}({listed})"
+
+
+def _equal(self: Any, other: object) -> bool:
+    return type(other) is type(self) and _values(self) == _values(other)
+
+
+def _hash(self: Any) -> int:
+    return hash((type(self), _values(self)))
+
+
+def _get_state(self: Any) -> tuple[Any, ...]:
+    return _values(self)
+
+
+def _set_state(self: Any, state: tuple[Any, ...]) -> None:
+    for name, value in zip(self.__slots__, state, strict=True):
+        object.__setattr__(self, name, value)

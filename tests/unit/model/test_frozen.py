@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from stoker.model.frozen import changed, fields_of, fresh, frozen, frozen_by_position
+
+
+@frozen
+class Lease:
+    """Who and until when."""
+
+    owner: str
+    expires_s: float = 1.5
+    notes: list[str] = fresh(factory=list)
+
+    @property
+    def is_long(self) -> bool:
+        return self.expires_s > 10
+
+
+@frozen_by_position
+class Pair:
+    left: int
+    right: int = 0
+
+
+@frozen
+class Positive:
+    number: int
+
+    def __post_init__(self) -> None:
+        if self.number <= 0:
+            message = f"{self.number} is not positive"
+            raise ValueError(message)
+
+
+@frozen
+class Named:
+    name: str
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
+def test_defaults_are_filled_and_fields_are_given_by_name() -> None:
+    lease = Lease(owner="me")
+    assert (lease.owner, lease.expires_s, lease.notes, lease.is_long) == ("me", 1.5, [], False)
+    with pytest.raises(TypeError):
+        Lease("me")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="owner"):
+        Lease()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="color"):
+        Lease(owner="me", color="red")  # type: ignore[call-arg]
+
+
+def test_a_fresh_default_is_made_for_every_object() -> None:
+    first, second = Lease(owner="a"), Lease(owner="b")
+    first.notes.append("mine")
+    assert second.notes == []
+
+
+def test_nothing_can_be_changed_added_or_removed() -> None:
+    lease = Lease(owner="me")
+    with pytest.raises(AttributeError, match=r"Lease\.owner"):
+        lease.owner = "you"  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        lease.color = "red"  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError):
+        del lease.owner
+    assert not hasattr(lease, "__dict__")
+
+
+def test_equal_fields_of_one_class_are_equal_and_hash_alike() -> None:
+    assert Pair(1, 2) == Pair(1, 2)
+    assert hash(Pair(1, 2)) == hash(Pair(1, 2))
+    assert Pair(1, 2) != Pair(2, 1)
+    assert Pair(1) != (1, 0)  # type: ignore[comparison-overlap]
+
+
+def test_a_class_may_keep_identity_as_its_equality() -> None:
+    one, other = Named(name="a"), Named(name="a")
+    assert one != other
+    assert len({one, other}) == 2
+
+
+def test_a_copy_differs_only_in_what_is_named() -> None:
+    lease = Lease(owner="me", expires_s=20.0)
+    assert fields_of(changed(lease, owner="you")) == {"owner": "you", "expires_s": 20.0, "notes": []}
+    assert lease.owner == "me"
+
+
+def test_values_may_be_refused() -> None:
+    with pytest.raises(ValueError, match="-1 is not positive"):
+        Positive(number=-1)
+
+
+def test_a_mutable_default_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"write fresh\(factory=dict\)"):
+
+        @frozen
+        class Shared:
+            names: dict[str, str] = {}  # noqa: RUF012 - what is tested
+
+
+def test_it_shows_and_matches_and_survives_copying() -> None:
+    assert repr(Pair(1, 2)) == "Pair(left=1, right=2)"
+    assert pickle.loads(pickle.dumps(Pair(1, 2))) == Pair(1, 2)
+    assert copy.deepcopy(Lease(owner="me")) == Lease(owner="me")
+    match Pair(3, 4):
+        case Pair(left, right):
+            assert (left, right) == (3, 4)
+
+
+def test_declaring_one_costs_a_fraction_of_a_dataclass() -> None:
+    """In a process of its own, best of several: the figure that the decision rests on."""
+    program = """
+import time
+from dataclasses import dataclass
+from stoker.model.frozen import frozen
+
+def best(decorate):
+    times = []
+    for _ in range(30):
+        start = time.process_time()
+        for _ in range(10):
+            @decorate
+            class Three:
+                "Three fields."
+                a: int
+                b: str
+                c: float
+        times.append(time.process_time() - start)
+    return min(times)
+
+print(best(frozen) / best(dataclass(frozen=True, slots=True, kw_only=True)))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert float(ended.stdout) < 0.5

@@ -1,0 +1,37 @@
+import pytest
+
+from stoker.model.suggest import did_you_mean, nearest
+
+NAMES = ["depth", "learning_rate", "Seed", "test_percent"]
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("dept", "depth"),
+        ("detph", "depth"),
+        ("learning-rate", "learning_rate"),
+        ("LEARNING_RATE", "learning_rate"),
+        ("seed", "Seed"),
+        ("test_percnt", "test_percent"),
+        ("depth", "depth"),
+    ],
+)
+def test_a_misspelt_name_finds_the_one_that_was_meant(written, meant):
+    assert nearest(written, NAMES) == meant
+    assert did_you_mean(written, NAMES) == f"did you mean {meant!r}?"
+
+
+@pytest.mark.parametrize("written", ["", "x", "momentum"])
+def test_a_name_like_no_other_gets_no_suggestion(written):
+    assert nearest(written, NAMES) is None
+    assert did_you_mean(written, NAMES) == ""
+
+
+def test_the_best_of_several_similar_names_wins():
+    assert nearest("max_dept", ["min_depth", "max_depth", "max_leaf"]) == "max_depth"
+
+
+def test_names_may_come_from_anything_that_yields_them_once():
+    assert nearest("dept", iter(NAMES)) == "depth"
+    assert nearest("dept", []) is None
