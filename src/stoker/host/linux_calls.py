@@ -1,0 +1,35 @@
+"""The system calls of Linux that Python does not wrap. Importing this loads ctypes; only the zygote does."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(number: signal.Signals) -> None:
+    """Have the kernel send us this signal when the thread that forked us ends. Says nothing if it already has."""
+    _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def set_name(name: str) -> None:
+    """Set the name that `top` shows, at most 15 bytes of it."""
+    _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]))
+
+
+def _prctl(option: int, argument: int | ctypes.c_char_p) -> None:
+    value = argument if isinstance(argument, ctypes.c_char_p) else ctypes.c_ulong(argument)
+    if _libc.prctl(ctypes.c_int(option), value, ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

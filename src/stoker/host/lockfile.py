@@ -1,0 +1,184 @@
+"""Locks between processes: a file of their own, an advisory lock on it, the owner written inside.
+
+Never the file that is being protected: that one is replaced by rename, and two processes could then each hold a lock
+on a different inode. The lock file is made once and never deleted, for the same reason. The operating system releases
+the lock when its owner dies, however it dies; a forked child never holds, keeps or releases its parent's lock.
+The text inside only serves messages: whether the lock is held, the operating system alone decides.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from contextlib import suppress
+from datetime import datetime
+from types import TracebackType
+from typing import Self
+
+from stoker.host.durable import StrPath, translated
+from stoker.host.identity import ProcessIdentity, mine
+from stoker.model import json_text
+from stoker.model.clock import Clock, SystemClock
+from stoker.model.errors import LockHeld, NoSpace
+from stoker.model.frozen import frozen
+from stoker.model.units import format_duration
+
+DEFAULT_WAIT_S = 10.0
+_FIRST_PAUSE_S = 0.005
+_LONGEST_PAUSE_S = 0.1
+
+
+@frozen
+class LockOwner:
+    """Who took a lock, what for and when."""
+
+    identity: ProcessIdentity
+    thread: int
+    purpose: str
+    since: datetime
+
+
+class Lock:
+    """One try at, and then hold on, a lock file. Not reentrant: taking it twice is refused at once.
+
+    `with Lock(path, "prune the store"): …`, or `acquire` and `release`; forgetting the object does not release it.
+    Threads that compete use a `Lock` each.
+    """
+
+    def __init__(
+        self, path: StrPath, purpose: str, *, wait_s: float = DEFAULT_WAIT_S, clock: Clock | None = None
+    ) -> None:
+        self.path = os.fspath(path)
+        self.purpose = purpose
+        self._wait_s = wait_s
+        self._clock: Clock = clock or SystemClock()
+        self._fd: int | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether we hold it through this object."""
+        return self._fd is not None
+
+    def acquire(self, wait_s: float | None = None, clock: Clock | None = None) -> None:
+        """Take the lock, waiting at most `wait_s`. Raises `LockHeld`, which names the owner."""
+        clock = clock or self._clock
+        wait_s = self._wait_s if wait_s is None else wait_s
+        if self._fd is not None:
+            raise _held(self.path, None, "this process holds it already")
+        deadline_s = clock.monotonic_s() + wait_s
+        pause_s = _FIRST_PAUSE_S
+        while (fd := self._try(clock)) is None:
+            owner = read_owner(self.path)
+            if owner and owner.identity == mine() and owner.thread == threading.get_ident():
+                raise _held(self.path, owner, "this thread holds it already")
+            left_s = deadline_s - clock.monotonic_s()
+            if left_s <= 0:
+                raise _held(self.path, owner, _describe(owner, clock))
+            clock.sleep(min(pause_s, left_s))
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+        self._fd = fd
+        _held_here.add(self)
+
+    def release(self) -> None:
+        """Give the lock back. Does nothing when it is not held, as in a child forked meanwhile."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            _held_here.discard(self)
+            # Unsigned first: whoever finds it held next must not read our name there.
+            os.ftruncate(fd, 0)
+            # Unlocked aloud, because closing leaves the lock to any other process that shares the open file.
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            os.close(fd)
+
+    def __enter__(self) -> Self:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def _try(self, clock: Clock) -> int | None:
+        with translated(self.path):
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_still_named(fd, self.path):
+                    self._sign(fd, clock)
+                    return fd
+            except BlockingIOError:
+                pass
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+            return None
+
+    def _sign(self, fd: int, clock: Clock) -> None:
+        owner = {
+            "identity": mine().to_dict(),
+            "thread": threading.get_ident(),
+            "purpose": self.purpose,
+            "since": clock.now().isoformat(timespec="seconds"),
+        }
+        line = json_text.dumps(owner).encode() + b"\n"
+        # On a full disk a nameless lock is better than none: freeing space takes one, too.
+        with suppress(NoSpace), translated(self.path):
+            os.pwrite(fd, line, 0)
+            os.ftruncate(fd, len(line))
+
+
+def read_owner(path: StrPath) -> LockOwner | None:
+    """Give whoever last took the lock; whether it is still held, only trying tells. `None` if nobody signed."""
+    try:
+        with open(path, "rb") as file:
+            data = json_text.loads(file.readline(65536))
+        return LockOwner(
+            identity=ProcessIdentity.from_dict(data["identity"]),
+            thread=int(data["thread"]),
+            purpose=str(data["purpose"]),
+            since=datetime.fromisoformat(data["since"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _is_still_named(fd: int, path: str) -> bool:
+    """Whether the file that we locked is the one that others will find."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _describe(owner: LockOwner | None, clock: Clock) -> str:
+    if owner is None:
+        return "held by a process that did not sign it"
+    held_s = max(0.0, (clock.now() - owner.since).total_seconds())
+    where = "" if owner.identity.host == mine().host else f" on {owner.identity.host}"
+    return f"held by process {owner.identity.pid}{where} ({owner.purpose}) for {format_duration(held_s)}"
+
+
+def _held(path: str, owner: LockOwner | None, why: str) -> LockHeld:
+    data: dict[str, object] = {"path": path}
+    if owner is not None:
+        data |= {"owner": owner.identity.to_dict(), "purpose": owner.purpose, "since": owner.since.isoformat()}
+    return LockHeld(f"locked: {path}: {why}", hint="wait until it is done, or stop that process", **data)
+
+
+# Two processes that share an open file share its lock, so a child closes what fork gave it: else a killed owner's lock
+# would live on in its children.
+_held_here: set[Lock] = set()
+
+
+def _forget_in_child() -> None:
+    for lock in list(_held_here):
+        fd, lock._fd = lock._fd, None  # noqa: SLF001 - the class's own other half
+        if fd is not None:
+            os.close(fd)
+    _held_here.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,246 @@
+"""Programs started in a group of their own, and groups stopped for certain.
+
+Whatever we start leads its own session, so one stop reaches all of it: ask everybody (TERM), wait, end everybody
+(KILL), then look again until nobody is left or say that somebody survived. It works for our children and for
+processes that we only know by identity, such as those of a run that was killed. Before each signal the identity is
+checked: a recycled number is never signalled.
+
+Not here: work forked from a warm process (`zygote`), limits on memory, and what a stage's end means.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from enum import Enum
+from typing import IO
+
+from stoker.host.durable import StrPath, translate
+from stoker.host.exit import Exit, exit_from
+from stoker.host.identity import Liveness, ProcessIdentity, identity_from, is_alive, is_of_this_boot
+from stoker.host.process_table import ProcessRow, living_rows, read_row
+from stoker.model.clock import Clock, SystemClock
+from stoker.model.errors import ProcessLost
+
+GRACE_S = 10.0
+# Long enough for the kernel to take a process apart that has gigabytes mapped.
+_KILL_WAIT_S = 5.0
+_FIRST_PAUSE_S = 0.001
+_LONGEST_PAUSE_S = 0.05
+
+Stream = int | IO[bytes]
+"""A descriptor, an open file, or one of subprocess's `DEVNULL`, `PIPE` and `STDOUT`."""
+
+
+class Stopped(Enum):
+    """What it took to stop a group."""
+
+    ALREADY_GONE = "already_gone"
+    POLITE = "polite"
+    FIRM = "firm"
+
+
+class Child:
+    """A program that we started; it leads its own session and process group."""
+
+    def __init__(self, process: subprocess.Popen[bytes], identity: ProcessIdentity) -> None:
+        self.identity = identity
+        self._process = process
+        self._exit: Exit | None = None
+        self._reaping = threading.Lock()
+
+    @property
+    def stdin(self) -> IO[bytes] | None:
+        """Our end, if it was started with a pipe."""
+        return self._process.stdin
+
+    @property
+    def stdout(self) -> IO[bytes] | None:
+        """Our end, if it was started with a pipe."""
+        return self._process.stdout
+
+    @property
+    def stderr(self) -> IO[bytes] | None:
+        """Our end, if it was started with a pipe."""
+        return self._process.stderr
+
+    def poll(self) -> Exit | None:
+        """Give how it ended, or `None` while it runs."""
+        with self._reaping:
+            if self._exit is None:
+                pid, status, usage = os.wait4(self.identity.pid, os.WNOHANG)
+                if pid:
+                    self._exit = exit_from(status, usage.ru_maxrss, usage.ru_utime + usage.ru_stime)
+                    # Else Popen would look for the process again when it is collected.
+                    self._process.returncode = os.waitstatus_to_exitcode(status)
+            return self._exit
+
+    def wait(self, timeout_s: float | None = None, clock: Clock | None = None) -> Exit:
+        """Wait for the program itself (not for the rest of its group). Raises `TimeoutError`."""
+        clock = clock or SystemClock()
+        deadline_s = None if timeout_s is None else clock.monotonic_s() + timeout_s
+        pause_s = _FIRST_PAUSE_S
+        while (ended := self.poll()) is None:
+            if deadline_s is not None and clock.monotonic_s() >= deadline_s:
+                message = f"process {self.identity.pid} still runs"
+                raise TimeoutError(message)
+            clock.sleep(pause_s)
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+        return ended
+
+    def stop(self, *, grace_s: float = GRACE_S, clock: Clock | None = None) -> Stopped:
+        """Stop the whole group and reap the program; see `stop_group`."""
+        stopped = stop_group(self.identity, grace_s=grace_s, clock=clock)
+        self.wait(_KILL_WAIT_S)
+        return stopped
+
+
+def start(
+    argv: Sequence[str],
+    *,
+    cwd: StrPath,
+    env: Mapping[str, str],
+    stdout: Stream = subprocess.DEVNULL,
+    stderr: Stream = subprocess.DEVNULL,
+    stdin: Stream = subprocess.DEVNULL,
+) -> Child:
+    """Start a program as the leader of its own session. It sees `env` and nothing else of our environment."""
+    try:
+        process = subprocess.Popen(
+            list(argv), cwd=cwd, env=dict(env), stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
+        )
+    except OSError as error:
+        # The operating system names the folder if that is what is missing, and else the program.
+        raise translate(error, error.filename or argv[0]) from error
+    # Until somebody waits for it, even a program that has ended keeps its row.
+    row = read_row(process.pid)
+    return Child(process, identity_from(process.pid, row.start_ticks if row else 0))
+
+
+def stop_group(identity: ProcessIdentity, *, grace_s: float = GRACE_S, clock: Clock | None = None) -> Stopped:
+    """Stop a process and everything in its group and session: politely, after `grace_s` firmly, and confirmed.
+
+    Raises `ProcessLost` if something survives, or if the process belongs to a host we can't see.
+    """
+    clock = clock or SystemClock()
+    members = group_members(identity)
+    if not members:
+        _end_the_unseen(identity)
+        return Stopped.ALREADY_GONE
+    _send(identity, members, signal.SIGTERM)
+    # A stopped process gets the request only when it goes on.
+    _send(identity, members, signal.SIGCONT)
+    if not _remaining(identity, grace_s, clock, signal_each_round=None):
+        _end_the_unseen(identity)
+        return Stopped.POLITE
+    # Again in each round: a member may have forked between our look and our signal.
+    survivors = _remaining(identity, _KILL_WAIT_S, clock, signal_each_round=signal.SIGKILL)
+    if survivors:
+        pids = [row.pid for row in survivors]
+        raise ProcessLost(
+            f"still there after SIGKILL: process {', '.join(map(str, pids))} of group {identity.pid}",
+            hint="it may belong to another user, or wait for a device or a network disk",
+            pids=pids,
+            group=identity.to_dict(),
+        )
+    _end_the_unseen(identity)
+    return Stopped.FIRM
+
+
+def ask_group(identity: ProcessIdentity) -> None:
+    """Ask a process and everything in its group and session to end, once, without waiting."""
+    members = group_members(identity)
+    if members:
+        _send(identity, members, signal.SIGTERM)
+        _send(identity, members, signal.SIGCONT)
+
+
+def group_members(identity: ProcessIdentity) -> tuple[ProcessRow, ...]:
+    """Give whoever is left of a process, its group and its session; nobody if the number belongs to another one now.
+
+    The kernel keeps a number from being reused while a group or session of that number has members. So they are the
+    process's own even after it has ended itself, unless somebody else had the number in between and left a session
+    behind in turn.
+    """
+    if identity.pid == 1:
+        # It is never ours, and to kill "group 1" means every process there is.
+        raise ProcessLost("process 1 is not ours to stop", process=identity.to_dict())
+    if is_alive(identity) is Liveness.UNKNOWN:
+        raise ProcessLost(
+            f"process {identity.pid} of {identity.host} can't be seen from here",
+            hint="stop it on its own host, as its own user",
+            process=identity.to_dict(),
+        )
+    row = read_row(identity.pid)
+    if not is_of_this_boot(identity) or (row is not None and row.start_ticks != identity.start_ticks):
+        return ()
+    return tuple(
+        row
+        for row in living_rows()
+        if identity.pid in {row.pid, row.group, row.session} and row.start_ticks >= identity.start_ticks
+    )
+
+
+def _remaining(
+    identity: ProcessIdentity, wait_s: float, clock: Clock, *, signal_each_round: signal.Signals | None
+) -> tuple[ProcessRow, ...]:
+    deadline_s = clock.monotonic_s() + wait_s
+    pause_s = _FIRST_PAUSE_S
+    while members := group_members(identity):
+        if signal_each_round is not None:
+            _send(identity, members, signal_each_round)
+        left_s = deadline_s - clock.monotonic_s()
+        if left_s <= 0:
+            break
+        clock.sleep(min(pause_s, left_s))
+        pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+    return members
+
+
+def _end_the_unseen(identity: ProcessIdentity) -> None:
+    """Kill a group in which we see nobody alive.
+
+    Mostly there is nobody, or only zombies, whom it does not touch. But a chain of processes that each fork and end
+    moves on faster than a table can be read; the kernel, which holds forks off meanwhile, gets all of it at once.
+    """
+    row = read_row(identity.pid)
+    if is_of_this_boot(identity) and (row is None or row.start_ticks == identity.start_ticks):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(identity.pid, signal.SIGKILL)
+
+
+def _send(identity: ProcessIdentity, members: Sequence[ProcessRow], number: signal.Signals) -> None:
+    leader = read_row(identity.pid)
+    leads = leader is not None and leader.start_ticks == identity.start_ticks and leader.group == identity.pid
+    if leads:
+        # All at once, so that nobody forks his way past us.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(identity.pid, number)
+    for member in members:
+        if not leads or member.group != identity.pid:
+            _send_to_one(member, number)
+
+
+def _send_to_one(member: ProcessRow, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        if sys.platform != "linux":
+            if _is_same(member):
+                os.kill(member.pid, number)
+            return
+        # The descriptor stays with the process it was opened for: what we compare is what we signal.
+        fd = os.pidfd_open(member.pid)
+        try:
+            if _is_same(member):
+                signal.pidfd_send_signal(fd, number)
+        finally:
+            os.close(fd)
+
+
+def _is_same(member: ProcessRow) -> bool:
+    row = read_row(member.pid)
+    return row is not None and row.start_ticks == member.start_ticks

@@ -1,0 +1,158 @@
+"""What a freshly forked child does: leave the zygote behind, run one function, and end.
+
+The child becomes the leader of its own session, dies with the zygote, reads nothing from standard input and writes its
+output to the log it was given. The function is called as `function(request, emit)`; `emit(object)` sends one JSON line
+up the pipe and may be called from any thread. Status 0: the function returned. Status 1: it raised, and the log has the
+traceback. `SystemExit` has the status it asks for. What was registered with `atexit` runs, threads are waited for.
+
+Variables in `env` are set after the preloaded libraries were imported: those that a library reads while it is imported
+(numbers of threads, say) have to be in the zygote's own environment.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+from stoker.host import linux_calls
+from stoker.model import json_text
+
+Emit = Callable[[Mapping[str, Any]], None]
+
+# Lines up to this length go out in one write, up to 4 KiB of it without any other process's bytes in between.
+_BUFFER_BYTES = 1 << 16
+
+
+def run_forked(
+    order: dict[str, Any], events_fd: int, log_fd: int, *, zygote_pid: int, zygote_fds: Sequence[int]
+) -> NoReturn:
+    """Do what the order says and end this process. Signals are blocked when this is called."""
+    status = 1
+    emit = Emitter(events_fd)
+    try:
+        for fd in zygote_fds:
+            os.close(fd)
+        _become_independent(zygote_pid, log_fd)
+        _enter(order)
+        status = _run(order, emit)
+    except BaseException:  # noqa: BLE001 - there is nobody above us
+        traceback.print_exc()
+    finally:
+        _end(status, emit)
+
+
+def _become_independent(zygote_pid: int, log_fd: int) -> None:
+    linux_calls.die_with_parent(signal.SIGKILL)
+    if os.getppid() != zygote_pid:
+        # It ended before we asked, so the signal never comes.
+        os._exit(1)
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    null_fd = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null_fd, 0)
+    os.close(null_fd)
+    os.dup2(log_fd, 1)
+    os.dup2(log_fd, 2)
+    os.close(log_fd)
+    for stream in (sys.stdout, sys.stderr):
+        # A person may be following the log.
+        stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]  # sys's own are
+    # From here on a request to end, sent while we were being made, takes effect.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _enter(order: dict[str, Any]) -> None:
+    gc.enable()
+    if order["cwd"] is not None:
+        os.chdir(order["cwd"])
+    # The environment of the work itself, which it is handed: not a setting of ours that is read.
+    os.environ.update(order["env"])  # noqa: TID251
+
+
+def _run(order: dict[str, Any], emit: Emitter) -> int:
+    function = _find(order["entry"])
+    try:
+        function(order["request"], emit)
+    except SystemExit as end:
+        return _status_of(end)
+    return 0
+
+
+def _find(entry: str) -> Callable[[Any, Emit], object]:
+    module_name, _, path = entry.partition(":")
+    found: Any = import_module(module_name)
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found  # type: ignore[no-any-return]  # the caller names a function that fits
+
+
+class Emitter:
+    """The pipe to whoever ordered the work, as a function.
+
+    Any thread may call it, and so may a signal handler that interrupts a call: its line goes out after the one that is
+    being written, or at the latest when the process ends.
+    """
+
+    def __init__(self, events_fd: int) -> None:
+        # Keeps count of what is written even when a signal handler raises in the middle.
+        self._pipe = open(events_fd, "wb", buffering=_BUFFER_BYTES)  # noqa: SIM115 - lives as long as the process
+        self._turn = threading.RLock()
+        self._lines: deque[bytes] = deque()
+        self._is_sending = False
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        line = json_text.dumps(dict(event)).encode() + b"\n"
+        with self._turn:
+            self._lines.append(line)
+            if not self._is_sending:
+                self.flush()
+
+    def flush(self) -> None:
+        """Send what has not been sent."""
+        with self._turn:
+            self._is_sending = True
+            try:
+                self._pipe.flush()
+                while self._lines:
+                    self._pipe.write(self._lines.popleft())
+                    self._pipe.flush()
+            finally:
+                self._is_sending = False
+
+
+def _status_of(end: SystemExit) -> int:
+    if end.code is None:
+        return 0
+    if isinstance(end.code, int):
+        return end.code & 0xFF
+    sys.stderr.write(f"{end.code}\n")
+    return 1
+
+
+def _end(status: int, emit: Emitter) -> NoReturn:
+    # What the interpreter does at its end, without taking every module apart: that costs more than most stages.
+    steps = (
+        threading._shutdown,  # type: ignore[attr-defined]  # noqa: SLF001 - waits for threads, as multiprocessing does
+        atexit._run_exitfuncs,  # noqa: SLF001 - as multiprocessing does
+        emit.flush,
+        sys.stdout.flush,
+        sys.stderr.flush,
+    )
+    for step in steps:
+        try:
+            step()
+        except BaseException:  # noqa: BLE001 - the next one still has to run
+            status = status or 1
+    os._exit(status)

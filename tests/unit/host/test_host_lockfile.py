@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from datetime import timedelta
+
+import pytest
+
+from stoker.host.identity import mine
+from stoker.host.lockfile import Lock, read_owner
+from stoker.model.clock import FakeClock, SystemClock
+from stoker.model.errors import LocalFile, LockHeld
+from tests.unit.host.real_mounts import small_disk
+from tests.unit.host.real_processes import code_of, fork, kill_and_reap, signal_pipe
+
+
+def _held_by_a_child(path, say, purpose="prune the store"):
+    def hold() -> None:
+        Lock(path, purpose).acquire()
+        say()
+        signal.pause()
+
+    return fork(hold)
+
+
+def test_a_lock_is_held_within_its_block_and_free_after_it(tmp_path):
+    path = tmp_path / "lock"
+    with Lock(path, "one") as lock:
+        assert lock.is_held
+        owner = read_owner(path)
+        assert owner is not None
+        assert (owner.identity, owner.purpose) == (mine(), "one")
+    assert not lock.is_held
+    assert read_owner(path) is None
+    assert path.exists()
+    with Lock(path, "two"):
+        pass
+
+
+def test_a_held_lock_names_its_owner_purpose_and_time(tmp_path):
+    path = tmp_path / "lock"
+    with signal_pipe() as (say, await_it):
+        pid = _held_by_a_child(path, say)
+        await_it()
+        try:
+            with pytest.raises(LockHeld) as caught:
+                Lock(path, "mine").acquire(wait_s=0)
+        finally:
+            kill_and_reap(pid)
+    error = caught.value
+    assert f"process {pid} (prune the store) for 0." in str(error)
+    assert str(path) in str(error)
+    assert error.exit_code == 16
+    assert error.hint
+    assert error.data["purpose"] == "prune the store"
+    assert error.data["since"]
+
+
+def test_the_wait_is_bounded_by_the_clock_it_is_given(tmp_path):
+    path = tmp_path / "lock"
+    clock = FakeClock(start_s=SystemClock().wall_s() + 120)
+    with signal_pipe() as (say, await_it):
+        pid = _held_by_a_child(path, say)
+        await_it()
+        try:
+            before_s = clock.monotonic_s()
+            with pytest.raises(LockHeld, match="for 2m1"):
+                Lock(path, "mine", clock=clock).acquire()
+        finally:
+            kill_and_reap(pid)
+    assert clock.monotonic_s() - before_s == pytest.approx(10.0)
+
+
+def test_a_lock_whose_owner_is_killed_is_free_at_once(tmp_path):
+    path = tmp_path / "lock"
+    with signal_pipe() as (say, await_it):
+        pid = _held_by_a_child(path, say)
+        await_it()
+        kill_and_reap(pid)
+    with Lock(path, "mine", wait_s=0):
+        owner = read_owner(path)
+        assert owner is not None
+        assert owner.identity == mine()
+
+
+def test_a_waiter_gets_the_lock_when_it_is_released(tmp_path):
+    path = tmp_path / "lock"
+    with signal_pipe() as (say, await_it):
+        first = Lock(path, "first")
+        first.acquire()
+
+        def wait_for_it() -> None:
+            with pytest.raises(LockHeld):
+                Lock(path, "second").acquire(wait_s=0)
+            say()
+            Lock(path, "second").acquire()
+
+        pid = fork(wait_for_it)
+        await_it()
+        first.release()
+        assert code_of(pid) == 0
+
+
+def test_taking_a_lock_twice_is_refused_at_once(tmp_path):
+    path = tmp_path / "lock"
+    clock = FakeClock()
+    with Lock(path, "one") as lock:
+        with pytest.raises(LockHeld, match="this process holds it already"):
+            lock.acquire(clock=clock)
+        with pytest.raises(LockHeld, match="this thread holds it already"):
+            Lock(path, "two", clock=clock).acquire()
+        assert lock.is_held
+    assert clock.monotonic_s() == 0.0
+
+
+def test_threads_of_one_process_exclude_each_other(tmp_path):
+    path = tmp_path / "lock"
+    inside = 0
+    most = 0
+
+    def work() -> None:
+        nonlocal inside, most
+        for _ in range(20):
+            with Lock(path, "count"):
+                inside += 1
+                most = max(most, inside)
+                inside -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+
+
+def test_processes_exclude_each_other(tmp_path):
+    path, counter = tmp_path / "lock", tmp_path / "counter"
+    counter.write_text("0")
+
+    def count() -> None:
+        for _ in range(25):
+            with Lock(path, "count"):
+                counter.write_text(str(int(counter.read_text()) + 1))
+
+    assert [code_of(pid) for pid in [fork(count) for _ in range(6)]] == [0] * 6
+    assert counter.read_text() == "150"
+
+
+def test_a_forked_child_does_not_release_the_lock_of_its_parent(tmp_path):
+    path = tmp_path / "lock"
+    with Lock(path, "parent") as lock:
+
+        def leave() -> None:
+            assert not lock.is_held
+            lock.release()
+
+        assert code_of(fork(leave)) == 0
+        assert code_of(fork(lambda: os._exit(_outcome_of_trying(path)))) == 16
+
+
+def test_a_forked_child_does_not_keep_the_lock_of_a_killed_parent(tmp_path):
+    path = tmp_path / "lock"
+    with signal_pipe() as (say, await_it), signal_pipe() as (end, await_end):
+
+        def hold_and_fork() -> None:
+            Lock(path, "parent").acquire()
+            if os.fork() == 0:
+                say()
+                await_end()
+                os._exit(0)
+            signal.pause()
+
+        pid = fork(hold_and_fork)
+        await_it()
+        assert _outcome_of_trying(path) == 16
+        kill_and_reap(pid)
+        try:
+            assert _outcome_of_trying(path) == 0
+        finally:
+            end()
+
+
+def _outcome_of_trying(path) -> int:
+    try:
+        with Lock(path, "try", wait_s=0):
+            return 0
+    except LockHeld as error:
+        return error.exit_code
+
+
+def test_a_lock_file_that_somebody_deletes_does_not_let_two_in(tmp_path):
+    path = tmp_path / "lock"
+    waiting_on_the_old_file = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        path.unlink()
+        with Lock(path, "mine"):
+            assert not os.path.samestat(os.fstat(waiting_on_the_old_file), path.stat())
+            assert _outcome_of_trying(path) == 16
+    finally:
+        os.close(waiting_on_the_old_file)
+
+
+def test_a_full_disk_does_not_keep_anybody_from_locking(tmp_path):
+    with small_disk(tmp_path / "disk", "size=64k") as disk:
+        (disk / "lock").touch()
+        with pytest.raises(OSError, match="No space"):
+            (disk / "filler").write_bytes(bytes(1_000_000))
+        with Lock(disk / "lock", "make room"):
+            assert _outcome_of_trying(disk / "lock") == 16
+
+
+def test_scribble_in_a_lock_file_is_no_owner(tmp_path):
+    for text in ("", "scribble", "[1]", '{"identity": 3}', '{"identity": {}}'):
+        (tmp_path / "lock").write_text(text)
+        assert read_owner(tmp_path / "lock") is None
+    assert read_owner(tmp_path / "missing") is None
+    with Lock(tmp_path / "lock", "mine"):
+        pass
+
+
+def test_a_folder_that_is_missing_is_said(tmp_path):
+    with pytest.raises(LocalFile, match="no such file or folder"):
+        Lock(tmp_path / "no" / "lock", "mine").acquire()
+
+
+def test_the_owner_says_since_when(tmp_path):
+    clock = FakeClock()
+    with Lock(tmp_path / "lock", "mine", clock=clock):
+        owner = read_owner(tmp_path / "lock")
+    assert owner is not None
+    assert abs(owner.since - clock.now()) < timedelta(seconds=1)
