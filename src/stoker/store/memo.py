@@ -1,0 +1,158 @@
+"""What was verified here, and how the file looked then.
+
+A file whose (size, inode, mtime, ctime) are what they were when its bytes were hashed is not hashed again. This is
+knowledge of one machine about its own disk: losing it costs time, never truth, so no fault of the database fails the
+work. A damaged one is set aside and begun anew; one that can't be used now (locked, read-only) turns the memo off.
+`trouble` says why.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+
+from stoker.model.digests import Digest, is_digest
+
+# A file that changed this recently may change again without its times showing it.
+_SETTLED_S = 2.0
+_FLUSH_AT = 512
+
+# Our statements are right, so what SQLite calls an error in them is a table that is not ours.
+_DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR})
+
+Stamp = tuple[int, int, int, int]
+
+
+def stamp_of(info: os.stat_result) -> Stamp:
+    """Give what must not change while a digest stays known: size, inode, mtime and ctime."""
+    return (info.st_size, info.st_ino, info.st_mtime_ns, info.st_ctime_ns)
+
+
+class Memo:
+    """Digests by name, each with the stamp of the file it was computed from. Safe to use from several threads."""
+
+    def __init__(self, path: str, *, set_aside: Callable[[str, str], object]) -> None:
+        """Make a memo in a database file. `set_aside(path, reason)` is called to get a damaged one out of the way."""
+        self._path = path
+        self._set_aside = set_aside
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[Stamp, str]] = {}
+        self._fresh: dict[str, tuple[Stamp, str]] = {}
+        self._db: sqlite3.Connection | None = None
+        self._opened = False
+        self.trouble = ""
+
+    def recall(self, name: str, stamp: Stamp) -> Digest | None:
+        """Give the digest known for a name, if the file still looks the same."""
+        with self._lock:
+            known = self._known.get(name) or self._load(name)
+        return Digest(known[1]) if known is not None and known[0] == stamp else None
+
+    def remember(self, name: str, stamp: Stamp, digest: Digest) -> None:
+        """Note that the file with this stamp has this digest."""
+        with self._lock:
+            self._known[name] = self._fresh[name] = (stamp, digest)
+            if len(self._fresh) >= _FLUSH_AT:
+                self._flush()
+
+    def remember_settled(self, name: str, stamp: Stamp, digest: Digest, *, now_s: float) -> None:
+        """Note a digest of a file that others may write, unless it changed a moment ago."""
+        if now_s - max(stamp[2], stamp[3]) / 1e9 >= _SETTLED_S:
+            self.remember(name, stamp, digest)
+
+    def forget(self, name: str) -> None:
+        """Drop what is known under a name."""
+        with self._lock:
+            self._known.pop(name, None)
+            self._fresh.pop(name, None)
+            self._change("DELETE FROM verified WHERE name = ?", [(name,)])
+
+    def close(self) -> None:
+        """Write what is fresh and let go of the database."""
+        with self._lock:
+            self._flush()
+            if self._db is not None:
+                self._db.close()
+            self._db = None
+            self._opened = False
+
+    def _load(self, name: str) -> tuple[Stamp, str] | None:
+        db = self._open()
+        if db is None:
+            return None
+        try:
+            row = db.execute("SELECT stamp, digest FROM verified WHERE name = ?", (name,)).fetchone()
+        except sqlite3.Error as error:
+            self._give_up(error)
+            return None
+        known = _read_row(*row) if row is not None else None
+        if known is not None:
+            self._known[name] = known
+        return known
+
+    def _flush(self) -> None:
+        if self._fresh:
+            rows = [(name, " ".join(map(str, stamp)), digest) for name, (stamp, digest) in self._fresh.items()]
+            self._change("INSERT OR REPLACE INTO verified VALUES (?, ?, ?)", rows)
+            self._fresh.clear()
+
+    def _change(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
+        db = self._open()
+        if db is None:
+            return
+        try:
+            with db:
+                db.executemany(statement, rows)
+        except sqlite3.Error as error:
+            self._give_up(error)
+
+    def _open(self) -> sqlite3.Connection | None:
+        if not self._opened:
+            self._opened = True
+            try:
+                self._db = self._connect()
+            except sqlite3.Error as error:
+                self._give_up(error)
+        return self._db
+
+    def _connect(self) -> sqlite3.Connection:
+        db = sqlite3.connect(self._path, timeout=5.0, check_same_thread=False)
+        try:
+            # Losing the last moments at a power cut only means hashing again. No write-ahead log: a store that can't be
+            # written could not be read with one, and many processes that begin one at once are told to go away.
+            db.execute("PRAGMA synchronous=OFF")
+            db.execute(
+                "CREATE TABLE IF NOT EXISTS verified (name TEXT PRIMARY KEY, stamp TEXT, digest TEXT) WITHOUT ROWID"
+            )
+        except sqlite3.Error:
+            db.close()
+            raise
+        return db
+
+    def _give_up(self, error: sqlite3.Error) -> None:
+        """Do without the database from here on; without this one only, if it is damaged."""
+        reason = f"{self._path}: {error}"
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+        # An error without a code comes from Python, about a text that is none.
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+        is_something_else = os.path.lexists(self._path) and not os.path.isfile(self._path)
+        if not self.trouble and (is_something_else or code in _DAMAGE):
+            for suffix in ("", "-journal"):
+                self._set_aside(f"{self._path}{suffix}", reason)
+            self._opened = False
+        self.trouble = reason
+
+
+def _read_row(stamp_text: object, digest: object) -> tuple[Stamp, str] | None:
+    # As text, because an inode's number may be larger than SQLite's integers. A flipped bit may show as any type.
+    if not isinstance(stamp_text, str) or not isinstance(digest, str) or not is_digest(digest):
+        return None
+    try:
+        size_bytes, inode, mtime_ns, ctime_ns = map(int, stamp_text.split())
+    except ValueError:
+        return None
+    return (size_bytes, inode, mtime_ns, ctime_ns), digest

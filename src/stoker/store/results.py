@@ -1,0 +1,249 @@
+"""Results as plain folders: `stoker-out/NAME/`, for people who want files and not a store.
+
+What we put there we list in a hidden sidecar (`.stoker.json`), before and after, so that the next run replaces exactly
+its own files, also those of a run that was killed half-way. A file that somebody edited meanwhile is kept beside the
+new one, with `~` after its name; so is whatever else stands in the way. Nothing else is touched, nothing is written or
+removed through a symlink that lies in the folder, and a file that is as it should be stays as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import stat
+from typing import Any
+
+from stoker.host.durable import replace_symlink, sweep_temps, sync_dir, translated, write_file
+from stoker.model.artifacts import TreeEntry
+from stoker.model.digests import digest_bytes
+from stoker.model.errors import BadInput, StokerError
+from stoker.model.frozen import frozen
+from stoker.model.json_text import dumps, loads
+from stoker.store.copies import copy_entry
+from stoker.store.local import LocalStore
+from stoker.store.records import Record
+from stoker.store.trees import hash_file
+
+SIDECAR = ".stoker.json"
+
+
+@frozen
+class Part:
+    """One record's files, laid below a folder of the result (empty: at its top)."""
+
+    record: Record
+    folder: str
+    sidecar: dict[str, Any]
+    """What the sidecar says of it: kind, version, digest, stage, time."""
+
+
+@frozen
+class LaidOut:
+    """What lies in a result's folder now."""
+
+    folder: str
+    files: tuple[str, ...]
+    kept_edits: tuple[str, ...]
+    """Edited files, and others that stood in the way, under the names they have now."""
+
+
+def lay_out(store: LocalStore, parts: list[Part], folder: str) -> LaidOut:
+    """Make a folder show these results and nothing older of ours. All their bytes must be in the store."""
+    wanted = _wanted(parts)
+    with translated(folder):
+        os.makedirs(folder, exist_ok=True)
+        # Whatever its age: its writer was killed, and the living are spared.
+        sweep_temps(folder, older_than_s=0.0, now_s=math.inf)
+        desk = _Desk(folder)
+        obsolete = [path for path in desk.claims if path not in wanted]
+        missing = [path for path, (_, entry) in wanted.items() if not desk.shows(path, entry)]
+        if missing or obsolete:
+            desk.announce({path: _content(wanted[path][1]) for path in missing})
+            for path in obsolete:
+                desk.remove(path)
+            for path in missing:
+                desk.make_way(path)
+                record, entry = wanted[path]
+                desk.place(path, entry, copy_entry(store, record, entry, top=folder, path=path))
+            for below in {os.path.dirname(path) for path in missing}:
+                sync_dir(os.path.join(folder, below))
+        desk.settle([{"folder": part.folder or ".", **part.sidecar} for part in parts])
+    return LaidOut(folder=folder, files=tuple(sorted(wanted)), kept_edits=tuple(sorted(desk.kept)))
+
+
+def point_last_at(out: str, name: str) -> None:
+    """Make `stoker-out/last` lead to the newest result."""
+    link = os.path.join(out, "last")
+    with translated(link):
+        if os.path.lexists(link) and not os.path.islink(link):
+            return
+        replace_symlink(name, link)
+
+
+# What we know we put at a path: its content, and size, inode and mtime once it was there.
+_Claim = tuple[str, int | None, int | None, int | None]
+
+
+class _Desk:
+    """A result's folder while it is changed. All paths are relative to it."""
+
+    def __init__(self, folder: str) -> None:
+        self.kept: list[str] = []
+        self._folder = folder
+        self._sidecar = os.path.join(folder, SIDECAR)
+        self._text = _read(self._sidecar)
+        self.claims = _read_claims(self._text)
+        self._files: dict[str, list[_Claim]] = {}
+
+    def shows(self, path: str, entry: TreeEntry) -> bool:
+        """Say whether an entry's file is there already, whoever put it there; it is ours then."""
+        info = self._look(path)
+        if info is None:
+            return False
+        if entry.link_to is None and bool(info.st_mode & stat.S_IXUSR) is not entry.executable:
+            return False
+        if self._content_at(path, info) != _content(entry):
+            return False
+        self.place(path, entry, info)
+        return True
+
+    def place(self, path: str, entry: TreeEntry, info: os.stat_result) -> None:
+        """Take note of a file of ours that is there now."""
+        self._files[path] = [(_content(entry), info.st_size, info.st_ino, info.st_mtime_ns)]
+
+    def announce(self, contents: dict[str, str]) -> None:
+        """Write down what is about to be put where, beside what is there."""
+        for path, content in contents.items():
+            self.claims.setdefault(path, []).append((content, None, None, None))
+        self._write({"v": 1, "artifacts": [], "files": self.claims})
+
+    def remove(self, path: str) -> None:
+        """Take away a file of ours that is no result any more; an edited one is put aside."""
+        info = self._look(path)
+        if info is None or stat.S_ISDIR(info.st_mode):
+            return
+        if not self._is_ours(path, info):
+            self._put_aside(path)
+            return
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self._folder, path))
+        while path := os.path.dirname(path):
+            try:
+                os.rmdir(os.path.join(self._folder, path))
+            except OSError:
+                return
+
+    def make_way(self, path: str) -> None:
+        """Put aside whatever is not ours at a path, and what is not a folder on the way there."""
+        for folder in _folders_above(path):
+            info = _lstat(os.path.join(self._folder, folder))
+            if info is not None and not stat.S_ISDIR(info.st_mode):
+                self._put_aside(folder)
+        info = self._look(path)
+        if info is not None and not self._is_ours(path, info):
+            self._put_aside(path)
+
+    def settle(self, artifacts: list[dict[str, Any]]) -> None:
+        """Write down what is there."""
+        self._write({"v": 1, "artifacts": artifacts, "files": dict(sorted(self._files.items()))})
+
+    def _look(self, path: str) -> os.stat_result | None:
+        """See what lies at a path, unless something but a folder lies on the way there."""
+        for folder in _folders_above(path):
+            info = _lstat(os.path.join(self._folder, folder))
+            if info is None or not stat.S_ISDIR(info.st_mode):
+                return None
+        return _lstat(os.path.join(self._folder, path))
+
+    def _is_ours(self, path: str, info: os.stat_result) -> bool:
+        contents = {claim[0] for claim in self.claims.get(path, ())}
+        return bool(contents) and self._content_at(path, info) in contents
+
+    def _content_at(self, path: str, info: os.stat_result) -> str:
+        for content, *stamp in self.claims.get(path, ()):
+            if stamp == [info.st_size, info.st_ino, info.st_mtime_ns]:
+                return content
+        full = os.path.join(self._folder, path)
+        if stat.S_ISLNK(info.st_mode):
+            return f"link:{digest_bytes(os.fsencode(os.readlink(full)))}"
+        try:
+            return hash_file(full)[0] if stat.S_ISREG(info.st_mode) else ""
+        except StokerError:
+            # Not readable for us, so not as we left it.
+            return ""
+
+    def _put_aside(self, path: str) -> None:
+        number = 1
+        while os.path.lexists(os.path.join(self._folder, kept := f"{path}~{number if number > 1 else ''}")):
+            number += 1
+        # Two that lay out at once may want the same out of the way.
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(os.path.join(self._folder, path), os.path.join(self._folder, kept))
+            self.kept.append(kept)
+
+    def _write(self, body: dict[str, Any]) -> None:
+        text = (dumps(body, indent=1) + "\n").encode()
+        if text != self._text:
+            info = _lstat(self._sidecar)
+            if info is not None and stat.S_ISDIR(info.st_mode):
+                self._put_aside(SIDECAR)
+            write_file(self._sidecar, text)
+            self._text = text
+
+
+def _wanted(parts: list[Part]) -> dict[str, tuple[Record, TreeEntry]]:
+    wanted = {}
+    for part in parts:
+        for entry in part.record.tree.entries:
+            path = f"{part.folder}/{entry.path}" if part.folder else entry.path
+            if not _is_inner(path):
+                raise BadInput(f"{path!r} can't lie in a result's folder")
+            wanted[path] = (part.record, entry)
+    # A result that was made from a result's folder may hold a sidecar of its own.
+    wanted.pop(SIDECAR, None)
+    return wanted
+
+
+def _content(entry: TreeEntry) -> str:
+    return entry.sha256 if entry.link_to is None else f"link:{entry.sha256}"
+
+
+def _read_claims(text: bytes) -> dict[str, list[_Claim]]:
+    try:
+        files = loads(text)["files"]
+        claims = {
+            path: [(str(content), size, inode, mtime_ns) for content, size, inode, mtime_ns in listed]
+            for path, listed in files.items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    # It may have been edited: it never makes us touch a file outside its folder, nor itself.
+    return {path: listed for path, listed in claims.items() if _is_inner(path) and path != SIDECAR}
+
+
+def _is_inner(path: str) -> bool:
+    is_plain = path == os.path.normpath(path) and "\0" not in path
+    return is_plain and not os.path.isabs(path) and path.partition("/")[0] not in ("", ".", "..")
+
+
+def _folders_above(path: str) -> list[str]:
+    names = path.split("/")[:-1]
+    return ["/".join(names[: count + 1]) for count in range(len(names))]
+
+
+def _read(path: str) -> bytes:
+    if not os.path.isfile(path):
+        return b""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _lstat(path: str) -> os.stat_result | None:
+    try:
+        return os.lstat(path)
+    except OSError:
+        return None

@@ -1,0 +1,126 @@
+"""A folder as a tree: scanned, hashed, checked for things that can't be kept.
+
+Paths are sorted by their text; inner symlinks are stored as text; a symlink that leads out of the folder, a device, a
+socket, a pipe or a name that is not Unicode is refused with its path, all of them together. Empty folders are not kept:
+a tree is its files.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from hashlib import file_digest, sha256
+from typing import NamedTuple
+
+from stoker.host.durable import translated
+from stoker.model.artifacts import Tree, TreeEntry
+from stoker.model.digests import Digest, digest_bytes
+from stoker.model.errors import Fault, Faults
+
+Hasher = Callable[[str], tuple[Digest, int]]
+
+_BLOCK_BYTES = 1 << 20
+
+
+class Walked(NamedTuple):
+    """One entry of a tree, the path it was found at, and how the file looked just before it was hashed."""
+
+    entry: TreeEntry
+    path: str
+    info: os.stat_result
+
+
+def hash_file(path: str) -> tuple[Digest, int]:
+    """Give the SHA-256 and the size of a file's bytes."""
+    with translated(path), open(path, "rb", buffering=0) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        if size_bytes <= _BLOCK_BYTES:
+            data = file.read(_BLOCK_BYTES + 1)
+            if len(data) <= _BLOCK_BYTES:
+                return digest_bytes(data), len(data)
+            file.seek(0)
+        digest = file_digest(file, sha256)
+        return Digest(digest.hexdigest()), file.tell()
+
+
+def scan_tree(root: str, *, hasher: Hasher = hash_file) -> Tree:
+    """Read a folder as a tree, hashing every file."""
+    return Tree(tuple(walked.entry for walked in walk_tree(root, hasher=hasher)))
+
+
+def walk_tree(root: str, *, hasher: Hasher = hash_file) -> list[Walked]:
+    """Read a folder as sorted entries, each with where it was found."""
+    walk = _Walk(root, hasher)
+    walk.run()
+    if walk.faults:
+        walk.faults.sort(key=lambda fault: fault.where)
+        raise Faults("the folder holds what a tree can't keep", faults=tuple(walk.faults), folder=root)
+    walk.found.sort(key=lambda walked: walked.entry.path)
+    return walk.found
+
+
+class _Walk:
+    """One pass over a folder; how deep it is costs no recursion."""
+
+    def __init__(self, root: str, hasher: Hasher) -> None:
+        self.found: list[Walked] = []
+        self.faults: list[Fault] = []
+        self._root = root
+        self._hasher = hasher
+        self._folders = [""]
+
+    def run(self) -> None:
+        while self._folders:
+            prefix = self._folders.pop()
+            folder = os.path.join(self._root, prefix)
+            with translated(folder), os.scandir(folder) as entries:
+                for entry in entries:
+                    self._take(prefix + entry.name, entry)
+
+    def _take(self, path: str, entry: os.DirEntry[str]) -> None:
+        if not _is_text(path):
+            self.faults.append(Fault(repr(path), "the name is not valid Unicode"))
+        elif entry.is_dir(follow_symlinks=False):
+            self._folders.append(f"{path}/")
+        elif entry.is_file(follow_symlinks=False):
+            info = entry.stat(follow_symlinks=False)
+            digest, size_bytes = self._hasher(entry.path)
+            executable = bool(info.st_mode & stat.S_IXUSR)
+            self.found.append(Walked(TreeEntry(path, size_bytes, digest, executable), entry.path, info))
+        elif entry.is_symlink():
+            self._take_link(path, entry)
+        else:
+            self.faults.append(Fault(path, "is neither a file, a folder nor a symlink"))
+
+    def _take_link(self, path: str, entry: os.DirEntry[str]) -> None:
+        target = os.readlink(entry.path)
+        if not _is_text(target):
+            self.faults.append(Fault(path, "symlink whose target is not valid Unicode"))
+        elif _leads_out(self._root, path, target):
+            self.faults.append(Fault(path, f"symlink leads out of the folder, to {target}"))
+        else:
+            text = target.encode()
+            link = TreeEntry(path, len(text), digest_bytes(text), link_to=target)
+            self.found.append(Walked(link, entry.path, entry.stat(follow_symlinks=False)))
+
+
+def _leads_out(root: str, path: str, target: str) -> bool:
+    # By its text, because the folder will be called otherwise; and really, because the text may pass through another
+    # symlink, after which `..` means something else.
+    if os.path.isabs(target):
+        return True
+    text = os.path.normpath(os.path.join(os.path.dirname(path), target))
+    if text == ".." or text.startswith("../"):
+        return True
+    real_root = os.path.realpath(root)
+    real = os.path.realpath(os.path.join(root, path))
+    return real != real_root and not real.startswith(os.path.join(real_root, ""))
+
+
+def _is_text(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
