@@ -1,0 +1,390 @@
+"""The types an argument may have, each knowing how text is read, how a value is checked and what schema it has.
+
+The declared type decides: `007` is text for a text field and 7 for an integer field; `1` becomes 1.0 for a float
+field; `on` is never a boolean. A value is normalised once, here, and is what enters the key.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import reprlib
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, Literal, NewType
+
+from stoker.model.frozen import frozen, frozen_by_position
+
+InputPath = NewType("InputPath", str)
+"""A file or folder of the user's that a stage reads. It enters the key by the digest of its content."""
+
+# Beyond it a float no longer holds every whole number, so text with a point or an exponent may mean another one.
+_EXACT_FLOATS = 2**53
+# Python refuses to print what is much larger, and so does every message and every file of ours.
+_MOST_BITS = 8192
+
+
+class ArgType:
+    """How one type reads text, checks a value and describes itself."""
+
+    def read(self, text: str) -> Any:
+        """Turn what a person typed into a value; `ValueError` says what would be right."""
+        raise NotImplementedError
+
+    def check(self, value: Any) -> Any:
+        """Give the normal form of a value, or raise `ValueError`."""
+        raise NotImplementedError
+
+    def schema(self) -> dict[str, Any]:
+        """Describe the type as JSON Schema."""
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        """Name the type for people."""
+        raise NotImplementedError
+
+    def identity(self, value: Any, _digest_of: Callable[[str], str]) -> Any:
+        """Give what of a value enters the key: the value itself, input paths replaced by their content's digest."""
+        return value
+
+    def paths(self, _value: Any) -> list[str]:
+        """Give the input paths inside a value."""
+        return []
+
+    def with_paths(self, value: Any, _change: Callable[[str], str]) -> Any:
+        """Give a value whose input paths are changed, and nothing else."""
+        return value
+
+
+@frozen_by_position
+class BoolType(ArgType):
+    """True or false, and no other word for it."""
+
+    def read(self, text: str) -> bool:
+        if text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        message = f"{text!r} is not a boolean; write true or false"
+        raise ValueError(message)
+
+    def check(self, value: Any) -> bool:
+        if type(value) is bool:
+            return value
+        message = f"expected a boolean, got {_said(value)}"
+        raise ValueError(message)
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "boolean"}
+
+    def describe(self) -> str:
+        return "bool"
+
+
+@frozen_by_position
+class IntType(ArgType):
+    """Whole numbers; a float that is one counts."""
+
+    def read(self, text: str) -> int:
+        return self.check(_read_whole(text))
+
+    def check(self, value: Any) -> int:
+        if type(value) is int:
+            if value.bit_length() > _MOST_BITS:
+                message = f"a whole number of {value.bit_length()} bits is too large"
+                raise ValueError(message)
+            return value
+        if type(value) is float and value.is_integer():
+            return int(value)
+        message = f"expected a whole number, got {_said(value)}"
+        raise ValueError(message)
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "integer"}
+
+    def describe(self) -> str:
+        return "int"
+
+
+@frozen_by_position
+class FloatType(ArgType):
+    """Numbers; not finite ones, too."""
+
+    def read(self, text: str) -> float:
+        try:
+            return float(text)
+        except ValueError:
+            message = f"{text!r} is not a number"
+            raise ValueError(message) from None
+
+    def check(self, value: Any) -> float:
+        if type(value) is float:
+            return value
+        if type(value) is int:
+            try:
+                return float(value)
+            except OverflowError:
+                message = f"{value} is too large for a float"
+                raise ValueError(message) from None
+        message = f"expected a number, got {_said(value)}"
+        raise ValueError(message)
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "number"}
+
+    def describe(self) -> str:
+        return "float"
+
+
+@frozen_by_position
+class StrType(ArgType):
+    """Text, or the path of a file or folder that is read."""
+
+    is_path: bool = False
+
+    def read(self, text: str) -> str:
+        return self.check(text)
+
+    def check(self, value: Any) -> str:
+        if type(value) is not str:
+            message = f"expected text, got {_said(value)}"
+            raise ValueError(message)
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            message = f"{value!r} is not valid Unicode text"
+            raise ValueError(message) from None
+        if self.is_path and not value:
+            message = "expected a path, got nothing"
+            raise ValueError(message)
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string", "format": "path"} if self.is_path else {"type": "string"}
+
+    def describe(self) -> str:
+        return "path" if self.is_path else "text"
+
+    def identity(self, value: Any, digest_of: Callable[[str], str]) -> Any:
+        return {"content": digest_of(value)} if self.is_path else value
+
+    def paths(self, value: Any) -> list[str]:
+        return [value] if self.is_path else []
+
+    def with_paths(self, value: Any, change: Callable[[str], str]) -> Any:
+        return change(value) if self.is_path else value
+
+
+@frozen_by_position
+class ChoiceType(ArgType):
+    """One of a few values."""
+
+    choices: tuple[Any, ...]
+
+    def read(self, text: str) -> Any:
+        for choice in self.choices:
+            if str(choice) == text:
+                return choice
+        raise ValueError(self._refusal(text))
+
+    def check(self, value: Any) -> Any:
+        for choice in self.choices:
+            if choice == value and type(choice) is type(value):
+                return choice
+        raise ValueError(self._refusal(value))
+
+    def _refusal(self, value: Any) -> str:
+        return f"{_said(value)} is not one of {', '.join(map(str, self.choices))}"
+
+    def schema(self) -> dict[str, Any]:
+        return {"enum": list(self.choices)}
+
+    def describe(self) -> str:
+        return "|".join(map(str, self.choices))
+
+
+@frozen_by_position
+class OptionalType(ArgType):
+    """A value or null."""
+
+    inner: ArgType
+
+    def read(self, text: str) -> Any:
+        return None if text in ("null", "none", "None") else self.inner.read(text)
+
+    def check(self, value: Any) -> Any:
+        return None if value is None else self.inner.check(value)
+
+    def schema(self) -> dict[str, Any]:
+        return {"anyOf": [self.inner.schema(), {"type": "null"}]}
+
+    def describe(self) -> str:
+        return f"{self.inner.describe()} or null"
+
+    def identity(self, value: Any, digest_of: Callable[[str], str]) -> Any:
+        return None if value is None else self.inner.identity(value, digest_of)
+
+    def paths(self, value: Any) -> list[str]:
+        return [] if value is None else self.inner.paths(value)
+
+    def with_paths(self, value: Any, change: Callable[[str], str]) -> Any:
+        return None if value is None else self.inner.with_paths(value, change)
+
+
+@frozen_by_position
+class ListType(ArgType):
+    """Values of one type in order."""
+
+    item: ArgType
+    as_tuple: bool
+
+    def read(self, text: str) -> Any:
+        inside = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+        parts = [part.strip() for part in inside.split(",")] if inside.strip() else []
+        return self._shape([self.item.read(part) for part in parts])
+
+    def check(self, value: Any) -> Any:
+        if type(value) not in (list, tuple):
+            message = f"expected a list, got {_said(value)}"
+            raise ValueError(message)
+        return self._shape([self.item.check(item) for item in value])
+
+    def _shape(self, items: list[Any]) -> Any:
+        return tuple(items) if self.as_tuple else items
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "array", "items": self.item.schema()}
+
+    def describe(self) -> str:
+        return f"list of {self.item.describe()}"
+
+    def identity(self, value: Any, digest_of: Callable[[str], str]) -> Any:
+        return [self.item.identity(item, digest_of) for item in value]
+
+    def paths(self, value: Any) -> list[str]:
+        return [path for item in value for path in self.item.paths(item)]
+
+    def with_paths(self, value: Any, change: Callable[[str], str]) -> Any:
+        return self._shape([self.item.with_paths(item, change) for item in value])
+
+
+@frozen_by_position
+class MapType(ArgType):
+    """Values of one type by name."""
+
+    item: ArgType
+
+    def read(self, text: str) -> Any:
+        message = f"{text!r} can't be read as a map on the command line; give it in a file"
+        raise ValueError(message)
+
+    def check(self, value: Any) -> dict[str, Any]:
+        if type(value) is not dict or any(type(key) is not str for key in value):
+            message = f"expected a map with text keys, got {_said(value)}"
+            raise ValueError(message)
+        return {_TEXT.check(key): self.item.check(item) for key, item in value.items()}
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "object", "additionalProperties": self.item.schema()}
+
+    def describe(self) -> str:
+        return f"map of {self.item.describe()}"
+
+    def identity(self, value: Any, digest_of: Callable[[str], str]) -> Any:
+        return {key: self.item.identity(item, digest_of) for key, item in value.items()}
+
+    def paths(self, value: Any) -> list[str]:
+        return [path for item in value.values() for path in self.item.paths(item)]
+
+    def with_paths(self, value: Any, change: Callable[[str], str]) -> Any:
+        return {key: self.item.with_paths(item, change) for key, item in value.items()}
+
+
+@frozen
+class Bounds:
+    """Limits of a number; an item that is not a number has none."""
+
+    ge: float | None = None
+    le: float | None = None
+    gt: float | None = None
+    lt: float | None = None
+
+    def check(self, value: Any) -> None:
+        """Raise `ValueError` naming the limit that does not hold."""
+        if type(value) not in (int, float):
+            return
+        for limit, word, holds in (
+            (self.ge, "at least", operator.ge),
+            (self.gt, "more than", operator.gt),
+            (self.le, "at most", operator.le),
+            (self.lt, "less than", operator.lt),
+        ):
+            # NaN compares false with every limit, so it is within none.
+            if limit is not None and not holds(value, limit):
+                message = f"must be {word} {limit}, got {value}"
+                raise ValueError(message)
+
+    def within(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """Give a JSON Schema with the limits on the numbers that it describes, however deep they stand."""
+        if "anyOf" in schema:
+            return {**schema, "anyOf": [self.within(one) for one in schema["anyOf"]]}
+        for inner in ("items", "additionalProperties"):
+            if inner in schema:
+                return {**schema, inner: self.within(schema[inner])}
+        if schema.get("type") not in ("integer", "number"):
+            return schema
+        names = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum", "lt": "exclusiveMaximum"}
+        limits = {names[name]: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {**schema, **limits}
+
+
+def _said(value: Any) -> str:
+    # A list or a map may be nested as deep as can be read, or be megabytes long.
+    return repr(value) if isinstance(value, str | int | float) else reprlib.repr(value)
+
+
+def _read_whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not number.is_integer():
+        message = f"{text!r} is not a whole number"
+        raise ValueError(message)
+    if abs(number) > _EXACT_FLOATS:
+        message = f"{text!r} is too large to be read exactly; write all its digits"
+        raise ValueError(message)
+    return int(number)
+
+
+def arg_type_of(annotation: Any) -> ArgType:
+    """Turn an annotation into an argument type; `TypeError` if it is not one of ours."""
+    plain = _PLAIN.get(annotation)
+    if plain is not None:
+        return plain
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return ChoiceType(inner)
+    if origin in (types.UnionType, typing.Union) and len(inner) == 2 and type(None) in inner:
+        return OptionalType(arg_type_of(next(item for item in inner if item is not type(None))))
+    if origin is list and len(inner) == 1:
+        return ListType(arg_type_of(inner[0]), as_tuple=False)
+    if origin is tuple and len(inner) == 2 and inner[1] is Ellipsis:
+        return ListType(arg_type_of(inner[0]), as_tuple=True)
+    if origin is dict and len(inner) == 2 and inner[0] is str:
+        return MapType(arg_type_of(inner[1]))
+    message = f"{annotation!r} is not a type that an argument can have"
+    raise TypeError(message)
+
+
+_TEXT = StrType()
+_PLAIN: dict[Any, ArgType] = {
+    bool: BoolType(),
+    int: IntType(),
+    float: FloatType(),
+    str: _TEXT,
+    InputPath: StrType(is_path=True),
+}

@@ -1,0 +1,75 @@
+"""Nodes put aside: until a moment comes (backing off, a lease elsewhere), or until a twin's work is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stoker.model.digests import Digest
+
+SHORTEST_POLL_S = 0.02
+LONGEST_POLL_S = 1.0
+
+
+@dataclass(slots=True)
+class _Moment:
+    due_s: float
+    pause_s: float
+    is_due: bool = False
+
+
+class Asides:
+    """Who waits for time to pass, and who waits for the same work to be done by another node."""
+
+    def __init__(self) -> None:
+        self._moments: dict[str, _Moment] = {}
+        self._in_flight: dict[Digest, str] = {}
+        self._twins: dict[Digest, list[str]] = {}
+
+    def back_off(self, name: str, delay_s: float, now_s: float) -> None:
+        """Put a node aside for a while."""
+        self._moments[name] = _Moment(due_s=now_s + delay_s, pause_s=delay_s)
+
+    def poll_later(self, name: str, now_s: float) -> bool:
+        """Put a node aside until it is time to look again, longer each time; says whether this is the first time."""
+        before = self._moments.get(name)
+        pause_s = min(LONGEST_POLL_S, before.pause_s * 1.5) if before else SHORTEST_POLL_S
+        self._moments[name] = _Moment(due_s=now_s + pause_s, pause_s=pause_s)
+        return before is None
+
+    def due(self, now_s: float) -> list[str]:
+        """Give the nodes whose moment has come, each once."""
+        names = []
+        for name, moment in self._moments.items():
+            if not moment.is_due and now_s >= moment.due_s:
+                moment.is_due = True
+                names.append(name)
+        return names
+
+    def nap_s(self, now_s: float, longest_s: float) -> float:
+        """Say how long nothing here needs attention."""
+        waits = [moment.due_s - now_s for moment in self._moments.values() if not moment.is_due]
+        return max(0.0, min([longest_s, *waits]))
+
+    def forget(self, name: str) -> None:
+        """A node goes on: it is not put aside any more."""
+        self._moments.pop(name, None)
+
+    def take_off(self, key: Digest, name: str) -> bool:
+        """A node is about to do the work of a key. False: another node already is, and this one waits for it."""
+        if key in self._in_flight:
+            self._twins.setdefault(key, []).append(name)
+            return False
+        self._in_flight[key] = name
+        return True
+
+    def land(self, key: Digest) -> list[str]:
+        """The work of a key is over; gives the nodes that waited for it."""
+        self._in_flight.pop(key, None)
+        return self._twins.pop(key, [])
+
+    def release_all(self) -> list[str]:
+        """Give everybody back, because the run is stopping."""
+        names = [*self._moments, *(name for twins in self._twins.values() for name in twins)]
+        self._moments.clear()
+        self._twins.clear()
+        return names

@@ -1,0 +1,163 @@
+"""The cache: an action's key, what lies under it, and how a result gets there.
+
+Order of a commit: bytes in the store, then the record, then (in the executor) the news. Looking up and deciding are
+the same for a run, a dry run and an explanation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from stoker.model.artifacts import ArtifactRef, Tree, TreeEntry
+from stoker.model.clock import Clock
+from stoker.model.digests import Digest
+from stoker.model.errors import Cancelled
+from stoker.model.frozen import frozen
+from stoker.plan.action import Action, StageFacts
+from stoker.plan.code_identity import CodeIdentity
+from stoker.plan.distributions import version_of
+from stoker.plan.graph import Node
+from stoker.plan.stage import Stage
+from stoker.store.local import Found, LocalStore
+from stoker.store.local_files import digest_path
+from stoker.store.records import Record
+
+
+@frozen
+class Product:
+    """What a node gave: one record, or one item of a record that holds a list."""
+
+    record: Record
+    ref: ArtifactRef
+    folder: str = ""
+    """Where in the record's tree the item lies; empty for the whole."""
+
+
+@frozen
+class Hit:
+    """A result is known. Without bytes it serves as long as nobody needs to read it."""
+
+    record: Record
+    has_bytes: bool
+    lost: tuple[str, ...] = ()
+
+
+@frozen
+class Miss:
+    """Nothing usable is known; `damage` tells if something was and had to be set aside."""
+
+    why: str
+    damage: str = ""
+
+
+@frozen
+class Committed:
+    """What lies under the key after a commit, and whether an earlier result was different."""
+
+    record: Record
+    ours: Digest
+    """What this attempt gave, whether it was kept or not."""
+    differs_from: Digest | None = None
+
+
+class Cache:
+    """Actions and their results, over one store."""
+
+    def __init__(self, store: LocalStore, *, code: CodeIdentity, clock: Clock) -> None:
+        self.store = store
+        self._code = code
+        self._clock = clock
+        self._facts: dict[Stage, tuple[StageFacts, Digest]] = {}
+
+    def action(self, node: Node, inputs: Mapping[str, tuple[ArtifactRef, ...]], *, partition: str = "") -> Action:
+        """Give the action of a node whose inputs are known."""
+        facts, digest = self._facts.get(node.stage) or self._facts_of(node.stage)
+        return Action(
+            facts=facts,
+            facts_digest=digest,
+            inputs=tuple(sorted(inputs.items())) if len(inputs) > 1 else tuple(inputs.items()),
+            args=node.stage.args.identity(node.args, self._digest_path) if node.args else {},
+            partition=partition,
+        )
+
+    def still_reads(self, node: Node, action: Action) -> bool:
+        """Say whether the files that a node was given still hold what its action says."""
+        if not node.stage.args.paths_in(node.args):
+            return True
+        return node.stage.args.identity(node.args, self._digest_path) == action.args
+
+    def look(self, stage: Stage, key: Digest) -> Hit | Miss:
+        """Say what is known under a key."""
+        if not stage.cached:
+            return Miss(why="this stage is never cached")
+        found = self.store.lookup(key)
+        if isinstance(found, Found):
+            return Hit(record=found.record, has_bytes=found.has_bytes, lost=found.lost)
+        return Miss(why="damaged" if found.damage else "not known", damage=found.damage)
+
+    def commit(
+        self,
+        action: Action,
+        key: Digest,
+        staging: str,
+        *,
+        facts: dict[str, Any],
+        force: bool,
+        is_unwanted: Callable[[], bool],
+    ) -> Committed:
+        """Take a finished stage's folder into the store and give it its name.
+
+        Of two writers the first wins and both use its result. `force` (a rerun that a person asked for) replaces it.
+        Asked once more when the bytes are in: what became unwanted meanwhile gets no name (`Cancelled`).
+        """
+        tree, inline = self.store.take_in(staging)
+        if is_unwanted():
+            raise Cancelled("it was asked to stop while its result was being kept")
+        body = {"action": action.to_json(), "made_at": self._clock.wall_s(), **facts}
+        record = Record.of(key=key, tree=tree, inline=inline, body=body)
+        published = self.store.publish(record, replace=force)
+        before = published.before.digest if published.before else None
+        return Committed(
+            record=published.record, ours=record.digest, differs_from=before if before != record.digest else None
+        )
+
+    def products(self, stage: Stage, record: Record) -> tuple[Product, ...]:
+        """Give what a record holds as artifacts: one, or the items of a list in order."""
+        kind = stage.output.ref()
+        if not stage.gives_list:
+            return (Product(record=record, ref=ArtifactRef(kind, record.digest)),)
+        items: dict[str, list[TreeEntry]] = {}
+        for entry in record.tree.entries:
+            folder, _, path = entry.path.partition("/")
+            item = TreeEntry(path, entry.size_bytes, entry.sha256, entry.executable, entry.link_to)
+            items.setdefault(folder, []).append(item)
+        return tuple(
+            Product(record=record, ref=ArtifactRef(kind, Tree(tuple(entries)).digest()), folder=folder)
+            for folder, entries in items.items()
+        )
+
+    def has_bytes(self, record: Record) -> bool:
+        """Say whether all bytes of a record that was found earlier are still here."""
+        return not record.is_tombstone and all(self.store.holds(entry) for entry in record.blobs())
+
+    def close(self) -> None:
+        """Write down what was learnt about code."""
+        self._code.save()
+
+    def _facts_of(self, stage: Stage) -> tuple[StageFacts, Digest]:
+        code = dict(self._code.modules_of(stage.module))
+        if stage.fingerprint is not None:
+            code["(fingerprint)"] = stage.fingerprint()
+        facts = StageFacts(
+            stage=stage.name,
+            version=stage.version,
+            output=f"{stage.output.ref()}[]" if stage.gives_list else str(stage.output.ref()),
+            code=code,
+            env={name: version_of(name) for name in stage.uses},
+        )
+        self._facts[stage] = (facts, facts.digest())
+        return self._facts[stage]
+
+    def _digest_path(self, path: str) -> str:
+        return digest_path(path, memo=self.store.memo, clock=self._clock)

@@ -1,0 +1,109 @@
+"""What runs inside a stage's process: find the stage, do the work, answer once.
+
+A request to end (SIGTERM) is raised as `Cancelled` where the stage's code stands, so that its `finally` blocks run.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from types import FrameType
+from typing import Any
+
+from stoker.model.artifacts import ArtifactRef, KindRef
+from stoker.model.digests import Digest
+from stoker.model.errors import Cancelled
+from stoker.model.json_text import loads
+from stoker.plan.context import StageContext
+from stoker.plan.runner import Failed, failure_of, run_stage
+from stoker.plan.stage import Stage
+
+
+def run_work(request: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> None:
+    """Do what a request says and send one answer: finished, or failed with its cause."""
+    work = loads(request["work"])
+    pid = os.getpid()
+    told = _Told()
+    signal.signal(signal.SIGTERM, told)
+    try:
+        stage = find_stage(work["entry"])
+        job = StageContext(
+            node=work["node"],
+            out=work["out"],
+            emit=lambda report: _report(report, emit),
+            is_cancelled=lambda: told.to_stop,
+            diverges_on=stage.diverges_on,
+            devices=tuple(work["devices"]),
+            attempt=work["attempt"],
+        )
+        values, faults = stage.args.check(work["args"], owner=work["node"])
+        if faults:
+            message = "; ".join(map(str, faults))
+            raise ValueError(message)
+        inputs = {port: [_given(*given) for given in givens] for port, givens in work["inputs"].items()}
+        outcome = run_stage(stage, job, inputs, values, work["out"])
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the run has to hear of it
+        outcome = failure_of(error)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if os.getpid() != pid:
+        # A fork of the stage that came back through its code: only the stage itself answers.
+        os._exit(1)
+    # The answer first: the log may lie on a disk that is full.
+    emit({"answer": _answer(outcome)})
+    if isinstance(outcome, Failed):
+        with suppress(OSError, ValueError):
+            sys.stderr.write(outcome.detail)
+            sys.stderr.flush()
+
+
+def find_stage(entry: str) -> Stage:
+    """Import a stage by `module:name`."""
+    module, _, name = entry.partition(":")
+    found: Any = import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    if not isinstance(found, Stage):
+        message = f"{entry} is not a stage"
+        raise TypeError(message)
+    return found
+
+
+def _given(kind: str, digest: str, where: str) -> tuple[ArtifactRef, Callable[[], str]]:
+    name, _, version = kind.rpartition("@")
+    return ArtifactRef(KindRef(name, int(version)), Digest(digest)), lambda: where
+
+
+def _report(report: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> None:
+    if "log" in report:
+        sys.stdout.write(f"{report['log']}\n")
+    else:
+        emit(report)
+
+
+def _answer(outcome: Any) -> dict[str, Any]:
+    if not isinstance(outcome, Failed):
+        return {"outcome": "finished"}
+    return {
+        "outcome": "failed",
+        "cause": str(outcome.cause),
+        "message": outcome.message,
+        "hint": outcome.hint,
+        "detail": outcome.detail[-8192:],
+        "error_code": outcome.error_code,
+    }
+
+
+class _Told:
+    """Whether the stage was asked to stop. Remembered, since its own code may have caught what was raised."""
+
+    def __init__(self) -> None:
+        self.to_stop = False
+
+    def __call__(self, _number: int, _frame: FrameType | None) -> None:
+        self.to_stop = True
+        message = "it was asked to stop"
+        raise Cancelled(message)

@@ -1,0 +1,245 @@
+"""Which code a stage is: a digest of the syntax of its module and of the first-party modules that this imports.
+
+Comments, docstrings, formatting and positions do not count; everything else in those modules does. First-party is the
+code that changes with the user: the project that a stage's module lies in, or, for an installed cookbook, its own
+package. Stoker's engine is not part of it (its promise is the key format); other distributions enter by the versions
+that a stage declares. Imports are followed as they are written, also inside functions; what is imported by computed
+name is not seen, which the guide says.
+
+Reading and parsing costs milliseconds per module, so results are remembered by the stamps of all files involved.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Iterator
+from hashlib import sha256
+from typing import Any
+
+from stoker.host.durable import write_file
+from stoker.model.errors import StokerError
+from stoker.model.frozen import frozen_by_position
+from stoker.model.json_text import dumps, loads
+from stoker.store.memo import stamp_of
+
+OWN = "(module)"
+"""What a stage's own module goes by, whatever it is called: moving it changes nothing."""
+
+_FORMAT = 2
+_OURS = "stoker.cookbooks"
+
+
+@frozen_by_position
+class _Roots:
+    """Where first-party modules of one stage are looked for."""
+
+    folder: str
+    prefix: str
+    """Only modules at or below this name; empty for every module in the folder."""
+
+    def find(self, module: str) -> str | None:
+        """Give the file that Python would import: a package goes before a module of its name."""
+        base = self._base(module)
+        if base is not None:
+            for path in (os.path.join(base, "__init__.py"), f"{base}.py"):
+                if os.path.isfile(path):
+                    return path
+        return None
+
+    def watched(self, module: str) -> list[str]:
+        """Give the folders in which a new file would change what is found under a name."""
+        base = self._base(module)
+        return [] if base is None else [folder for folder in (os.path.dirname(base), base) if os.path.isdir(folder)]
+
+    def _base(self, module: str) -> str | None:
+        if self.prefix and module != self.prefix and not module.startswith(f"{self.prefix}."):
+            return None
+        return os.path.join(self.folder, *module.split("."))
+
+
+class CodeIdentity:
+    """Digests of stages' code, remembered in one file."""
+
+    def __init__(self, memo_path: str) -> None:
+        self._memo_path = memo_path
+        self._memo: dict[str, Any] | None = None
+        self._known: dict[str, dict[str, str]] = {}
+        self._is_fresh = False
+
+    def modules_of(self, module: str) -> dict[str, str]:
+        """Give the digest of each first-party module that a stage's module is made of, its own under `OWN`."""
+        if module not in self._known:
+            self._known[module] = self._recall(module) or self._compute(module)
+        return self._known[module]
+
+    def save(self) -> None:
+        """Write down what was computed. Failing to only costs time."""
+        if self._is_fresh and self._memo is not None:
+            try:
+                write_file(self._memo_path, dumps(self._memo).encode())
+            except StokerError:
+                return
+            self._is_fresh = False
+
+    def _recall(self, module: str) -> dict[str, str] | None:
+        entry = self._load().get("modules", {}).get(module)
+        if not isinstance(entry, dict) or entry.get("file") != _file_of(module):
+            return None
+        try:
+            for path, stamp in entry["stamps"].items():
+                if list(stamp_of(os.stat(path))) != stamp:
+                    return None
+            return dict(entry["code"])
+        except (OSError, KeyError, AttributeError, TypeError, ValueError):
+            return None
+
+    def _compute(self, module: str) -> dict[str, str]:
+        file = _file_of(module)
+        roots = _roots_of(module, file)
+        code: dict[str, str] = {}
+        stamps: dict[str, list[int]] = {}
+        seen: set[str] = set()
+        waiting = [module]
+        while waiting:
+            name = waiting.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            path = file if name == module else roots.find(name)
+            for watched in (*roots.watched(name), *([path] if path else ())):
+                stamps[watched] = list(stamp_of(os.stat(watched)))
+            if path is not None:
+                code[OWN if name == module else name], imports = _read_module(path, name)
+                waiting.extend(imports)
+        self._load().setdefault("modules", {})[module] = {"file": file, "code": code, "stamps": stamps}
+        self._is_fresh = True
+        return code
+
+    def _load(self) -> dict[str, Any]:
+        if self._memo is None:
+            try:
+                with open(self._memo_path, "rb") as file:
+                    memo = loads(file.read())
+            except (OSError, ValueError):
+                memo = {}
+            same = isinstance(memo, dict) and memo.get("format") == _FORMAT
+            self._memo = memo if same else {"format": _FORMAT}
+        return self._memo
+
+
+def digest_of_syntax(syntax: ast.AST) -> str:
+    """Digest the meaning-bearing part of a syntax tree, the same on every version of Python that has the syntax."""
+    digest = sha256()
+    # A stack and not recursion: a sum of a thousand terms is a tree a thousand deep.
+    stack: list[Any] = [syntax]
+    while stack:
+        item = stack.pop()
+        if type(item) is _Mark:
+            digest.update(item.encode() + b"\0")
+        elif isinstance(item, ast.AST):
+            digest.update(f"({type(item).__name__}\0".encode())
+            stack.append(_Mark(")"))
+            for name, value in reversed(_telling_fields(item)):
+                stack += (value, _Mark(name))
+        elif isinstance(item, list):
+            stack += (_Mark("]"), *reversed(item), _Mark("["))
+        else:
+            # `ascii` and not `repr`: which characters are printable changes with the version of Python.
+            digest.update(f"{type(item).__name__} {item!a}\0".encode())
+    return digest.hexdigest()
+
+
+class _Mark(str):
+    """Text of the form itself, as opposed to text that stands in the tree."""
+
+    __slots__ = ()
+
+
+def _telling_fields(node: ast.AST) -> list[tuple[str, Any]]:
+    fields = []
+    for name, value in ast.iter_fields(node):
+        if name in ("ctx", "type_comment", "kind", "type_ignores"):
+            continue
+        told = value
+        if name == "body" and isinstance(node, _DOCUMENTED):
+            told = _without_docstring(value)
+        elif isinstance(node, ast.JoinedStr):
+            # Python 3.12 puts empty texts into f-strings where others have none.
+            told = [part for part in value if not (isinstance(part, ast.Constant) and part.value == "")]
+        # Absent and empty fields are left out: newer versions of Python add such fields to old syntax.
+        if told is not None and told != []:
+            fields.append((name, told))
+    return fields
+
+
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
+    first = body[0] if body else None
+    is_docstring = (
+        isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+    )
+    return body[1:] if is_docstring else body
+
+
+def _read_module(path: str, name: str) -> tuple[str, list[str]]:
+    """Give the digest of a module's code and the names that it imports."""
+    with open(path, "rb") as source:
+        text = source.read()
+    try:
+        syntax = ast.parse(text, filename=path)
+        return digest_of_syntax(syntax), list(_imports(syntax, name, is_package=path.endswith("__init__.py")))
+    except (SyntaxError, ValueError, RecursionError):
+        # Code that this Python can't read, perhaps never imported here: then every byte of it counts.
+        return sha256(text).hexdigest(), []
+
+
+def _imports(syntax: ast.AST, module: str, *, is_package: bool) -> Iterator[str]:
+    """Name every module that an import statement anywhere in the tree may load, parents included."""
+    package = module if is_package else module.rpartition(".")[0]
+    for node in ast.walk(syntax):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _with_parents(alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(node.module, node.level, package)
+            yield from _with_parents(base)
+            for alias in node.names:
+                yield f"{base}.{alias.name}" if base else alias.name
+
+
+def _absolute(name: str | None, level: int, package: str) -> str:
+    if level == 0:
+        return name or ""
+    parents = package.split(".")[: len(package.split(".")) - (level - 1)]
+    return ".".join([*parents, name] if name else parents)
+
+
+def _with_parents(name: str) -> Iterator[str]:
+    parts = name.split(".")
+    for count in range(1, len(parts) + 1):
+        yield ".".join(parts[:count])
+
+
+def _file_of(module: str) -> str:
+    loaded = sys.modules.get(module)
+    file: str | None = getattr(loaded, "__file__", None)
+    if not file:
+        message = f"stage module {module} has no source file, so its code has no identity"
+        raise TypeError(message)
+    return os.path.abspath(file)
+
+
+def _roots_of(module: str, file: str) -> _Roots:
+    depth = module.count(".") + (1 if os.path.basename(file) == "__init__.py" else 0)
+    folder = os.path.dirname(file)
+    for _ in range(depth):
+        folder = os.path.dirname(folder)
+    parts = module.split(".")
+    if module == _OURS or module.startswith(f"{_OURS}."):
+        return _Roots(folder, ".".join(parts[:3]))
+    installed = os.path.basename(folder) in ("site-packages", "dist-packages")
+    return _Roots(folder, parts[0] if installed else "")

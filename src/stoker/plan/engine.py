@@ -1,0 +1,26 @@
+"""What running plans needs, whichever plan it is: built once, handed in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from stoker.model.clock import Clock
+from stoker.model.frozen import frozen
+from stoker.model.resources import Capacity
+from stoker.plan.cache import Cache
+from stoker.plan.history import History
+from stoker.plan.lease import LeaseBook
+from stoker.plan.runner import StageRunner
+from stoker.plan.stage import Stage
+
+
+@frozen
+class Engine:
+    """What the executor works with; the same for every run of a process."""
+
+    cache: Cache
+    history: History
+    leases: LeaseBook
+    runner_for: Callable[[Stage], StageRunner]
+    capacity: Capacity
+    clock: Clock

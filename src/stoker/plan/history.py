@@ -1,0 +1,167 @@
+"""What ran here before, per node: to say what changed, and what a miss will probably cost.
+
+An index that can be deleted: it only makes explanations and estimates better, so a fault of the database turns it off
+(`trouble` says why) and never fails the work.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from typing import Any
+
+from stoker.model.digests import Digest
+from stoker.model.frozen import frozen
+from stoker.model.json_text import dumps, loads
+from stoker.plan.action import Action, Difference, differences
+
+# How many earlier executions of a node a new one is compared with.
+_COMPARED = 5
+_FLUSH_AT = 256
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS ran (
+    plan TEXT, node TEXT, stage TEXT, key TEXT, at REAL, seconds REAL, action TEXT,
+    PRIMARY KEY (plan, node, key)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS ran_stage ON ran (stage, at);
+"""
+
+
+@frozen
+class Ran:
+    """One execution as the history knows it."""
+
+    key: Digest
+    at_s: float
+    seconds: float
+    action: Action
+
+
+@frozen
+class Nearest:
+    """The known execution of a node that differs least from what is wanted now."""
+
+    ran: Ran
+    differences: tuple[Difference, ...]
+
+
+class History:
+    """Executions by plan and node. Safe to use from several threads."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._fresh: list[tuple[Any, ...]] = []
+        self._plans: dict[str, bool] = {}
+        self._db: sqlite3.Connection | None = None
+        self._opened = False
+        self.trouble = ""
+
+    def note(self, *, plan: str, node: str, action: Action, key: Digest, at_s: float, seconds: float) -> None:
+        """Remember that a node ran."""
+        with self._lock:
+            row = (plan, node, action.facts.stage, key, at_s, seconds, dumps(action.to_json()))
+            self._fresh.append(row)
+            if len(self._fresh) >= _FLUSH_AT:
+                self._flush()
+
+    def nearest(self, *, plan: str, node: str, action: Action) -> Nearest | None:
+        """Find the earlier execution of this node that differs least from an action; the newest among equals."""
+        best: Nearest | None = None
+        for ran in self._recent(plan, node):
+            found = tuple(differences(ran.action, action))
+            if best is None or len(found) < len(best.differences):
+                best = Nearest(ran=ran, differences=found)
+        return best
+
+    def estimate_s(self, *, plan: str, node: str, stage: str) -> float | None:
+        """Guess how long a node will run: as it last did, else as its stage did lately, else unknown."""
+        row = self._row("SELECT seconds FROM ran WHERE plan = ? AND node = ? ORDER BY at DESC LIMIT 1", (plan, node))
+        if row is None:
+            row = self._row(
+                "SELECT avg(seconds) FROM (SELECT seconds FROM ran WHERE stage = ? ORDER BY at DESC LIMIT 10)", (stage,)
+            )
+        return None if row is None else row[0]
+
+    def close(self) -> None:
+        """Write what is fresh and let go of the database. The history may be used again."""
+        with self._lock:
+            self._flush()
+            if self._db is not None:
+                self._db.close()
+            self._db = None
+            self._opened = False
+            self._plans.clear()
+
+    def _recent(self, plan: str, node: str) -> list[Ran]:
+        with self._lock:
+            db = self._open()
+            if db is None:
+                return []
+            try:
+                if not self._knows(db, plan):
+                    return []
+                rows = db.execute(
+                    "SELECT key, at, seconds, action FROM ran WHERE plan = ? AND node = ? ORDER BY at DESC LIMIT ?",
+                    (plan, node, _COMPARED),
+                ).fetchall()
+            except sqlite3.Error as error:
+                self._give_up(error)
+                return []
+        found = []
+        for key, at_s, seconds, action in rows:
+            try:
+                found.append(Ran(key=Digest(key), at_s=at_s, seconds=seconds, action=Action.from_json(loads(action))))
+            except (KeyError, TypeError, ValueError):
+                continue
+        return found
+
+    def _knows(self, db: sqlite3.Connection, plan: str) -> bool:
+        """Whether anything of a plan was known when this process first asked: a new plan costs one question."""
+        if plan not in self._plans:
+            row = db.execute("SELECT 1 FROM ran WHERE plan = ? LIMIT 1", (plan,)).fetchone()
+            self._plans[plan] = row is not None
+        return self._plans[plan]
+
+    def _row(self, statement: str, values: tuple[Any, ...]) -> Any:
+        with self._lock:
+            db = self._open()
+            if db is None:
+                return None
+            try:
+                row = db.execute(statement, values).fetchone()
+            except sqlite3.Error as error:
+                self._give_up(error)
+                return None
+        return None if row is None or row[0] is None else row
+
+    def _flush(self) -> None:
+        if not self._fresh:
+            return
+        db = self._open()
+        if db is not None:
+            try:
+                with db:
+                    db.executemany("INSERT OR REPLACE INTO ran VALUES (?, ?, ?, ?, ?, ?, ?)", self._fresh)
+            except sqlite3.Error as error:
+                self._give_up(error)
+        self._fresh.clear()
+
+    def _open(self) -> sqlite3.Connection | None:
+        if not self._opened:
+            self._opened = True
+            try:
+                db = sqlite3.connect(self._path, timeout=5.0, check_same_thread=False)
+                db.execute("PRAGMA journal_mode=WAL")
+                db.execute("PRAGMA synchronous=OFF")
+                db.executescript(_SCHEMA)
+                self._db = db
+            except sqlite3.Error as error:
+                self._give_up(error)
+        return self._db
+
+    def _give_up(self, error: sqlite3.Error) -> None:
+        self.trouble = f"{self._path}: {error}"
+        if self._db is not None:
+            self._db.close()
+        self._db = None

@@ -1,0 +1,165 @@
+"""Stages in children of a warm zygote: a crash, a leak or a hang of one can't take the run down, and all can be killed.
+
+The zygote is started when the first such stage runs, with the modules that the cookbooks ask to preload, so that a
+stage costs a fork and not an interpreter. Each attempt is a process group of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from stoker.host.exit import Exit
+from stoker.host.forked import Forked
+from stoker.host.processes import ask_group, stop_group
+from stoker.host.zygote import Zygote
+from stoker.model.errors import ProcessLost
+from stoker.model.json_text import dumps
+from stoker.model.retry import Cause
+from stoker.plan.runner import Attempt, Failed, Finished, Usage, Work
+
+CHILD = "stoker.plan.child:run_work"
+
+
+class ProcessRunner:
+    """Forks one child per attempt."""
+
+    is_here = False
+
+    def __init__(self, start_zygote: Callable[[], Zygote]) -> None:
+        self._start_zygote = start_zygote
+        self._zygote: Zygote | None = None
+        self._has_told: Zygote | None = None
+        self._lock = threading.Lock()
+
+    def attempt(self, work: Work) -> Attempt:
+        return _ProcessAttempt(work, self._warm, self._untold)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._zygote is not None:
+                self._zygote.close()
+            self._zygote = None
+
+    def _warm(self) -> Zygote:
+        with self._lock:
+            if self._zygote is not None and self._zygote.is_lost:
+                # Killed from outside, by the kernel for memory perhaps: the next stage gets a new one.
+                self._zygote.close()
+                self._zygote = None
+            if self._zygote is None:
+                self._zygote = self._start_zygote()
+            return self._zygote
+
+    def _untold(self, zygote: Zygote) -> tuple[str, ...]:
+        """Give what went wrong while the zygote got warm, once."""
+        with self._lock:
+            warnings = () if self._has_told is zygote else tuple(zygote.wait_ready().warnings)
+            self._has_told = zygote
+            return warnings
+
+
+class _ProcessAttempt:
+    def __init__(self, work: Work, warm: Callable[[], Zygote], warnings: Callable[[Zygote], tuple[str, ...]]) -> None:
+        self._work = work
+        self._warm = warm
+        self._warnings = warnings
+        self._lock = threading.Lock()
+        self._forked: Forked | None = None
+        self._stopped = threading.Event()
+
+    def run(self) -> Finished | Failed:
+        request = {"work": dumps(_as_request(self._work))}
+        environment = {"CUDA_VISIBLE_DEVICES": ",".join(self._work.devices)}
+        try:
+            zygote = self._warm()
+            if self._stopped.is_set():
+                return _STOPPED_EARLY
+            forked = zygote.fork(CHILD, request, log_path=self._work.log_path, env=environment)
+            for warning in self._warnings(zygote):
+                self._work.emit({"log": warning})
+        except ProcessLost as error:
+            return Failed(cause=Cause.LOST, message=str(error), hint=error.hint, error_code=error.code)
+        try:
+            with self._lock:
+                self._forked = forked
+            if self._stopped.is_set():
+                # Asked while the zygote was still importing: there was nobody yet to pass it on to.
+                stop_group(forked.identity, grace_s=0.0)
+                return _STOPPED_EARLY
+            answer = self._listen(forked)
+            return _read_answer(answer, forked.wait())
+        except ProcessLost as error:
+            return Failed(cause=Cause.LOST, message=str(error), hint=error.hint, error_code=error.code)
+        finally:
+            if not forked.has_ended:
+                # Something else than the work went wrong; the work must not go on alone.
+                stop_group(forked.identity, grace_s=0.0)
+
+    def _listen(self, forked: Forked) -> dict[str, Any]:
+        answer: dict[str, Any] = {}
+        for event in forked.events():
+            if "answer" in event:
+                answer = answer or event["answer"]
+            else:
+                self._work.emit(event)
+        return answer
+
+    def ask_to_stop(self) -> None:
+        forked = self._stop()
+        if forked is not None and not forked.has_ended:
+            ask_group(forked.identity)
+
+    def kill(self) -> bool:
+        forked = self._stop()
+        if forked is None:
+            return False
+        if not forked.has_ended:
+            stop_group(forked.identity, grace_s=0.0)
+        return True
+
+    def _stop(self) -> Forked | None:
+        with self._lock:
+            self._stopped.set()
+            return self._forked
+
+
+_STOPPED_EARLY = Failed(cause=Cause.CANCELLED, message="it was stopped before it began")
+
+
+def _as_request(work: Work) -> dict[str, Any]:
+    return {
+        "entry": work.stage.entry,
+        "node": work.node,
+        "args": dict(work.args),
+        "inputs": {
+            port: [[str(given.ref.kind), given.ref.digest, given.where()] for given in givens]
+            for port, givens in work.inputs.items()
+        },
+        "out": work.out,
+        "devices": list(work.devices),
+        "attempt": work.attempt,
+    }
+
+
+def _read_answer(answer: dict[str, Any], ended: Exit) -> Finished | Failed:
+    usage = Usage(peak_rss_bytes=ended.max_rss_bytes, cpu_s=ended.cpu_s)
+    if answer.get("outcome") == "finished":
+        return Finished(usage=usage)
+    if answer.get("outcome") == "failed":
+        return Failed(
+            cause=Cause(answer["cause"]),
+            message=answer["message"],
+            hint=answer["hint"],
+            detail=answer["detail"],
+            error_code=answer["error_code"],
+            usage=usage,
+        )
+    hint = "stoker logs shows what it wrote last"
+    if ended.signal == 9:
+        hint = "the kernel kills so when memory runs out; `dmesg` would say"
+    return Failed(
+        cause=Cause.LOST, message=f"its process ended without an answer: {ended}", hint=hint,
+        error_code="process_lost", usage=usage,
+    )  # fmt: skip

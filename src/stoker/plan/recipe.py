@@ -1,0 +1,96 @@
+"""Recipes: catalogue entries with typed arguments that compile to a plan; cookbooks: packs of them."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from stoker.plan.args import ArgsSchema
+from stoker.plan.graph import Plan
+from stoker.plan.kind import Kind
+from stoker.plan.stage import Stage
+
+
+class Category(StrEnum):
+    """What a recipe is for, in the order in which work goes."""
+
+    DATA_PREP = "data_prep"
+    PRETRAIN = "pretrain"
+    TRAIN = "train"
+    EVAL = "eval"
+    GATE = "gate"
+    EXPORT = "export"
+    PIPELINE = "pipeline"
+    USER = "user"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Recipe:
+    """One entry of the catalogue."""
+
+    name: str
+    version: int
+    summary: str
+    category: Category
+    backend: str
+    inputs: tuple[type[Kind[Any]], ...]
+    output: type[Kind[Any]]
+    args: ArgsSchema
+    compile: Callable[..., Plan]
+
+    @property
+    def leaf(self) -> str:
+        """The last part of the name: what its jobs are called unless told otherwise."""
+        return self.name.rpartition("/")[2]
+
+
+def recipe(  # noqa: PLR0913 - a declaration says everything at once
+    name: str,
+    *,
+    output: type[Kind[Any]],
+    category: Category = Category.USER,
+    version: int = 1,
+    summary: str = "",
+    backend: str = "python",
+    inputs: tuple[type[Kind[Any]], ...] = (),
+) -> Callable[[Callable[..., Plan]], Recipe]:
+    """Declare a function from arguments to a plan as a recipe."""
+
+    def declare(compile_plan: Callable[..., Plan]) -> Recipe:
+        hints = typing.get_type_hints(compile_plan)
+        parameters = list(inspect.signature(compile_plan).parameters)
+        if parameters not in ([], ["args"]) or (parameters and "args" not in hints):
+            message = f"recipe {name}: it takes nothing, or `args` annotated with a dataclass"
+            raise TypeError(message)
+        return Recipe(
+            name=name,
+            version=version,
+            summary=summary or (compile_plan.__doc__ or "").strip().split("\n")[0],
+            category=category,
+            backend=backend,
+            inputs=inputs,
+            output=output,
+            args=ArgsSchema(hints.get("args")),
+            compile=compile_plan,
+        )
+
+    return declare
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Cookbook:
+    """A pack of recipes, stages and kinds, found through the entry point group `stoker.cookbooks`."""
+
+    name: str
+    summary: str = ""
+    recipes: tuple[Recipe, ...] = ()
+    stages: tuple[Stage, ...] = ()
+    kinds: tuple[type[Kind[Any]], ...] = ()
+    prefill: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Example arguments by recipe; they win over defaults when a recipe is shown."""
+    preload: tuple[str, ...] = ()
+    """Modules worth importing once before the first stage runs in a child."""

@@ -1,0 +1,245 @@
+"""The seam between deciding that a stage runs and running it: here, in a child, later in a gang or elsewhere.
+
+A runner makes attempts; an attempt blocks in `run` until its work ended, however it ended, and never raises for what
+the work did: failure is a value with a cause. `ask_to_stop` and `kill` come from another thread and may come late.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from stoker.host.durable import translate
+from stoker.model.artifacts import ArtifactRef
+from stoker.model.errors import (
+    BadInput,
+    Cancelled,
+    NoSpace,
+    OutOfMemory,
+    StageDiverged,
+    StageFailed,
+    StageInputError,
+    StokerError,
+    Unavailable,
+)
+from stoker.model.frozen import frozen
+from stoker.model.retry import Cause
+from stoker.plan.context import StageContext
+from stoker.plan.kind import Kind
+from stoker.plan.stage import Stage, perform
+
+
+@frozen
+class GivenInput:
+    """One artifact as a stage receives it: what it is, and where to read it (found out when first asked)."""
+
+    ref: ArtifactRef
+    where: Callable[[], str]
+
+
+@frozen
+class Work:
+    """Everything one attempt needs."""
+
+    node: str
+    stage: Stage
+    args: Mapping[str, Any]
+    inputs: Mapping[str, tuple[GivenInput, ...]]
+    out: str
+    log_path: str
+    devices: tuple[str, ...] = ()
+    attempt: int = 1
+    emit: Callable[[dict[str, Any]], None] = lambda _report: None
+    is_cancelled: Callable[[], bool] = lambda: False
+    """Whether the run is being stopped: for work that nobody can interrupt from outside."""
+
+
+@frozen
+class Usage:
+    """What an attempt used, where that could be measured."""
+
+    peak_rss_bytes: int | None = None
+    cpu_s: float | None = None
+
+
+@frozen
+class Finished:
+    """The stage returned and what lies in its folder is of the kind it promised."""
+
+    usage: Usage = Usage()
+
+
+@frozen
+class Failed:
+    """The stage did not succeed."""
+
+    cause: Cause
+    message: str
+    hint: str = ""
+    detail: str = ""
+    """The traceback, for the log."""
+    error_code: str = "stage_failed"
+    usage: Usage = Usage()
+
+
+class Attempt(Protocol):
+    """One try at a stage."""
+
+    def run(self) -> Finished | Failed:
+        """Do the work; block until it ended."""
+
+    def ask_to_stop(self) -> None:
+        """Ask politely."""
+
+    def kill(self) -> bool:
+        """End it now; says whether that is possible here."""
+
+
+class StageRunner(Protocol):
+    """A way to run stages."""
+
+    is_here: bool
+    """Work is so small that the loop itself does it: starting a thread would cost more than the work."""
+
+    def attempt(self, work: Work) -> Attempt:
+        """Prepare one try; nothing runs yet."""
+
+    def close(self) -> None:
+        """Let go of what the runner keeps ready."""
+
+
+class InlineRunner:
+    """Runs stages in this process: no isolation, no cost. For trivial, trusted work, and for tests."""
+
+    is_here = True
+
+    def attempt(self, work: Work) -> Attempt:
+        return _InlineAttempt(work)
+
+    def close(self) -> None:
+        return
+
+
+class _InlineAttempt:
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._stop = threading.Event()
+
+    def run(self) -> Finished | Failed:
+        work = self._work
+        inputs = {name: [(given.ref, given.where) for given in givens] for name, givens in work.inputs.items()}
+        job = StageContext(
+            node=work.node,
+            out=work.out,
+            emit=work.emit,
+            is_cancelled=lambda: self._stop.is_set() or work.is_cancelled(),
+            diverges_on=work.stage.diverges_on,
+            devices=work.devices,
+            attempt=work.attempt,
+        )
+        return run_stage(work.stage, job, inputs, work.args, work.out)
+
+    def ask_to_stop(self) -> None:
+        self._stop.set()
+
+    def kill(self) -> bool:
+        return False
+
+
+def run_stage(
+    stage: Stage,
+    job: StageContext,
+    inputs: Mapping[str, Sequence[tuple[ArtifactRef, Callable[[], str]]]],
+    args: Mapping[str, Any],
+    out: str,
+) -> Finished | Failed:
+    """Call a stage's function and check what it made. Every exception becomes a cause."""
+    try:
+        handed: dict[str, Any] = {}
+        for port in stage.ports:
+            for ref, _ in inputs[port.name]:
+                if ref.kind != port.kind.ref():
+                    raise StageInputError(f"input {port.name} takes {port.kind.ref()}, was given {ref.kind}")
+            handles = [port.kind(ref.digest, where) for ref, where in inputs[port.name]]
+            handed[port.name] = handles if port.takes_many else handles[0]
+        made = perform(stage, job, handed, stage.args.make(args))
+    except BaseException as error:  # noqa: BLE001 - the stage's code may raise anything at all
+        return failure_of(error)
+    try:
+        _check_made(stage, made, out)
+    except Exception as error:  # noqa: BLE001 - a validator may raise anything too
+        text = str(error) or type(error).__name__
+        return Failed(
+            cause=Cause.VALIDATION,
+            message=f"what it made is not a {stage.output.ref()}: {text}",
+            detail=traceback.format_exc(),
+        )
+    return Finished()
+
+
+def failure_of(error: BaseException) -> Failed:
+    """Turn what a stage raised into a cause and one line for people."""
+    detail = "".join(traceback.format_exception(error))
+    if isinstance(error, StokerError):
+        cause = next((cause for kind, cause in _CAUSES if isinstance(error, kind)), Cause.USER)
+        return Failed(cause=cause, message=str(error), hint=error.hint, detail=detail, error_code=error.code)
+    name = type(error).__name__
+    text = str(error).strip().split("\n")[0][:300]
+    message = f"{name}: {text}" if text else name
+    if isinstance(error, MemoryError):
+        return Failed(cause=Cause.OOM_HOST, message=message, detail=detail, error_code=OutOfMemory.code)
+    if name == "OutOfMemoryError":  # torch.cuda's, without importing torch
+        return Failed(cause=Cause.OOM_DEVICE, message=message, detail=detail, error_code=OutOfMemory.code)
+    if isinstance(error, OSError):
+        known = translate(error, error.filename or "") if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
+        code, hint = (known.code, known.hint) if known else (StageFailed.code, "")
+        return Failed(cause=Cause.IO, message=message, hint=hint, detail=detail, error_code=code)
+    return Failed(cause=Cause.USER, message=f"{message}{_where_raised(error)}", detail=detail)
+
+
+_CAUSES: tuple[tuple[type[StokerError], Cause], ...] = (
+    (Cancelled, Cause.CANCELLED),
+    (StageDiverged, Cause.DIVERGED),
+    (OutOfMemory, Cause.OOM_HOST),
+    (BadInput, Cause.INPUT),
+    (NoSpace, Cause.IO),
+    (Unavailable, Cause.IO),
+)
+
+
+def _where_raised(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return ""
+    last = frames[-1]
+    return f" ({last.filename.rpartition('/')[2]}:{last.lineno})"
+
+
+def _check_made(stage: Stage, made: Any, out: str) -> None:
+    """Raise `ValueError` unless the stage returned, and wrote, what it declares."""
+    if stage.gives_list:
+        items = sorted(os.listdir(out))
+        if not isinstance(made, list) or not all(isinstance(item, stage.output) for item in made):
+            message = f"it returned {made!r}, not a list of handles from job.save_item"
+            raise ValueError(message)
+        if [f"{out}/{item}" for item in items] != [item.staged_in for item in made]:
+            message = f"it returned {len(made)} items but wrote {len(items)}, or in another order"
+            raise ValueError(message)
+        for item in items:
+            if not os.listdir(f"{out}/{item}"):
+                # A tree has no empty folders: the item would vanish from the list.
+                message = f"item {item} is empty"
+                raise ValueError(message)
+            stage.output.check_folder(f"{out}/{item}")
+        return
+    if not isinstance(made, Kind) or type(made).ref() != stage.output.ref():
+        message = f"it returned {made!r}, not a handle from job.save or job.made"
+        raise ValueError(message)
+    if made.staged_in != out:
+        message = "it returned a handle on something else than what it wrote below job.out"
+        raise ValueError(message)
+    stage.output.check_folder(out)

@@ -1,0 +1,185 @@
+"""Stages: typed units of work. Declared by decorating a function whose annotations are the declaration.
+
+    @stage("tabular/split", version=1)
+    def split(job: StageContext, table: Labelled, args: SplitArgs) -> Split: ...
+
+`job` is the context and `args` the arguments; every other parameter is an input port of the kind it is annotated with,
+`list[Kind]` a port that takes several. The returned kind is the output; `list[Kind]` is a list to fan out over.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.model.frozen import frozen
+from stoker.model.resources import Needs
+from stoker.model.retry import RetryPolicy
+from stoker.plan.args import ArgsSchema
+from stoker.plan.kind import Kind
+
+DEFAULT_RETRY = RetryPolicy()
+
+_NAME = re.compile(r"[\w.-]+(/[\w.-]+)*", re.ASCII)
+
+
+@frozen
+class Port:
+    """One input of a stage."""
+
+    name: str
+    kind: type[Kind[Any]]
+    takes_many: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Stage:
+    """One declared stage. Identity is the catalogue name and version, never the place of its code."""
+
+    name: str
+    version: int
+    run: Callable[..., Any]
+    ports: tuple[Port, ...]
+    output: type[Kind[Any]]
+    gives_list: bool
+    args: ArgsSchema
+    takes_job: bool
+    needs: Needs
+    deterministic: bool
+    cached: bool
+    """False: never skipped, whatever is known."""
+    retry: RetryPolicy
+    timeout_s: float | None
+    """Soft limit; the grace that follows it is the run's business."""
+    diverges_on: tuple[str, ...]
+    uses: tuple[str, ...]
+    """Distributions whose version is part of the key."""
+    inline: bool
+    """Trivial, trusted work that runs in the engine's own process."""
+    preflight: Callable[[Any], list[str]] | None
+    fingerprint: Callable[[], str] | None
+    """More code identity, for stages whose work is done by files outside Python."""
+
+    @property
+    def module(self) -> str:
+        return self.run.__module__
+
+    @property
+    def entry(self) -> str:
+        """Where a child process finds it: `module:name`."""
+        return f"{self.run.__module__}:{self.run.__qualname__}"
+
+    @property
+    def summary(self) -> str:
+        return (self.run.__doc__ or "").strip().split("\n")[0]
+
+    def port(self, name: str) -> Port | None:
+        return next((port for port in self.ports if port.name == name), None)
+
+
+def stage(  # noqa: PLR0913 - a declaration says everything at once
+    name: str,
+    *,
+    version: int = 1,
+    needs: Needs = Needs(),  # noqa: B008 - frozen
+    deterministic: bool = True,
+    cached: bool = True,
+    retry: RetryPolicy = DEFAULT_RETRY,
+    timeout_s: float | None = None,
+    diverges_on: tuple[str, ...] = (),
+    uses: tuple[str, ...] = (),
+    inline: bool = False,
+    preflight: Callable[[Any], list[str]] | None = None,
+    fingerprint: Callable[[], str] | None = None,
+) -> Callable[[Callable[..., Any]], Stage]:
+    """Declare a function as a stage."""
+    _check_declaration(name, version=version, needs=needs, retry=retry, timeout_s=timeout_s)
+
+    def declare(run: Callable[..., Any]) -> Stage:
+        hints = typing.get_type_hints(run)
+        parameters = _parameters_of(name, run)
+        output, gives_list = _kind_of(hints.get("return"), f"stage {name}: the return annotation")
+        ports = []
+        for parameter in parameters:
+            if parameter not in ("job", "args"):
+                kind, takes_many = _kind_of(hints.get(parameter), f"stage {name}: parameter {parameter}")
+                ports.append(Port(name=parameter, kind=kind, takes_many=takes_many))
+        if "args" in parameters and "args" not in hints:
+            message = f"stage {name}: parameter args is not annotated with its dataclass"
+            raise TypeError(message)
+        return Stage(
+            name=name,
+            version=version,
+            run=run,
+            ports=tuple(ports),
+            output=output,
+            gives_list=gives_list,
+            args=ArgsSchema(hints["args"] if "args" in parameters else None),
+            takes_job="job" in parameters,
+            needs=needs,
+            deterministic=deterministic,
+            cached=cached,
+            retry=retry,
+            timeout_s=timeout_s,
+            diverges_on=diverges_on,
+            uses=uses,
+            inline=inline,
+            preflight=preflight,
+            fingerprint=fingerprint,
+        )
+
+    return declare
+
+
+def perform(of: Stage, job: Any, inputs: Mapping[str, Any], args: Any) -> Any:
+    """Call a stage's function with its context, inputs and arguments."""
+    call = dict(inputs)
+    if of.takes_job:
+        call["job"] = job
+    if of.args.type is not None:
+        call["args"] = args
+    return of.run(**call)
+
+
+def _check_declaration(name: str, *, version: int, needs: Needs, retry: RetryPolicy, timeout_s: float | None) -> None:
+    """Raise `ValueError` for numbers and names that could only go wrong later, in somebody's run."""
+    for is_wrong, what in (
+        (not _NAME.fullmatch(name), "its name is letters, digits and - _ . in parts divided by /"),
+        (version < 1, f"versions count from 1, not {version}"),
+        (min(needs.cpu, needs.gpu, needs.network, needs.disk, needs.memory_gib) < 0, "it can't need less than nothing"),
+        (retry.attempts < 1, "attempts include the first, so there is at least one"),
+        (retry.backoff_s < 0, "a pause can't be negative"),
+        (timeout_s is not None and not timeout_s > 0, f"a limit of {timeout_s} s leaves no time to run"),
+    ):
+        if is_wrong:
+            message = f"stage {name!r}: {what}"
+            raise ValueError(message)
+
+
+def _parameters_of(name: str, run: Callable[..., Any]) -> list[str]:
+    parameters = inspect.signature(run).parameters.values()
+    loose = [
+        str(parameter)
+        for parameter in parameters
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    if loose:
+        message = f"stage {name}: parameters are given by name, so {', '.join(loose)} can't be one"
+        raise TypeError(message)
+    return [parameter.name for parameter in parameters]
+
+
+def _kind_of(annotation: Any, where: str) -> tuple[type[Kind[Any]], bool]:
+    takes_many = typing.get_origin(annotation) is list
+    inner = typing.get_args(annotation)[0] if takes_many else annotation
+    if not (isinstance(inner, type) and issubclass(inner, Kind)):
+        message = f"{where} is {annotation!r}, not a kind or a list of one"
+        raise TypeError(message)
+    if not hasattr(inner, "name"):
+        message = f"{where} is the kind {inner.__name__}, which has no name"
+        raise TypeError(message)
+    return inner, takes_many

@@ -1,0 +1,253 @@
+"""A whole engine in a folder, made of the real parts: store, cache, history, leases, runners, executor."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from stoker.host.durable import write_file
+from stoker.host.zygote import Zygote
+from stoker.model.clock import Clock, SystemClock
+from stoker.model.digests import Digest
+from stoker.model.errors import StokerError
+from stoker.model.json_text import loads
+from stoker.model.resources import Capacity
+from stoker.plan.authoring import PlanBuilder, Stage
+from stoker.plan.cache import Cache
+from stoker.plan.code_identity import CodeIdentity
+from stoker.plan.engine import Engine
+from stoker.plan.executor import Executor, RunOptions
+from stoker.plan.graph import Plan
+from stoker.plan.history import History
+from stoker.plan.lease import LeaseBook
+from stoker.plan.outcome import NodeResult, RunResult
+from stoker.plan.preview import Preview, preview
+from stoker.plan.process_runner import ProcessRunner
+from stoker.plan.runner import InlineRunner, StageRunner
+from stoker.plan.status import StatusWriter, read_status
+from stoker.store.local import LocalStore
+from stoker.store.records import Record
+
+FOUR_CORES = Capacity(cpu=4, gpus=("a", "b"), memory_bytes=64 * 2**30)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run that is over: its result, and what its journal says."""
+
+    result: RunResult
+    events: list[dict[str, Any]]
+
+    def __getitem__(self, name: str) -> NodeResult:
+        return self.result.nodes[name]
+
+    @property
+    def endings(self) -> dict[str, str]:
+        return {name: str(node.ending) for name, node in self.result.nodes.items()}
+
+    @property
+    def digests(self) -> dict[str, list[Digest]]:
+        return {name: [one.ref.digest for one in node.products] for name, node in self.result.nodes.items()}
+
+    def of_kind(self, kind: str, node: str | None = None) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["kind"] == kind and node in (None, event.get("node"))]
+
+
+class Flight:
+    """A run under way."""
+
+    def __init__(self, executor: Executor, status: StatusWriter, path: str) -> None:
+        self.executor = executor
+        self._status = status
+        self._path = path
+        self._result: RunResult | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._result = self.executor.run()
+        finally:
+            self._status.close()
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """What the journal says so far."""
+        return [event for event in read_status(self._path) if event["kind"] == kind]
+
+    def was_asked_to_stop(self, node: str) -> bool:
+        """Whether a node is in flight and has been asked to stop."""
+        running = self.executor._in_flight._running.get(node)
+        return running is not None and running.stop_cause is not None
+
+    def land(self) -> Ran:
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "the run does not end"
+        assert self._result is not None
+        return Ran(self._result, list(read_status(self._path)))
+
+
+class Lab:
+    """Use as a context: it leaves nothing running."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        capacity: Capacity = FOUR_CORES,
+        clock: Clock | None = None,
+        on_step: Callable[[str], None] | None = None,
+        preload: tuple[str, ...] = (),
+        store: Path | None = None,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.clock = clock or SystemClock()
+        more: dict[str, Any] = {} if on_step is None else {"on_step": on_step}
+        self.store = LocalStore(str(store or folder / "store"), clock=self.clock, **more)
+        self.store.open()
+        self.cache = Cache(self.store, code=CodeIdentity(str(folder / "code.json")), clock=self.clock)
+        self.history = History(str(folder / "history.db"))
+        self.leases = LeaseBook(self.store.places.leases, clock=self.clock)
+        self.processes = ProcessRunner(self._start_zygote)
+        self.capacity = capacity
+        self._preload = preload
+        self._inline = InlineRunner()
+        self._runs = len(list(folder.glob("status-*.jsonl")))
+        self.executor: Executor | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.processes.close()
+        self.history.close()
+        self.cache.close()
+        self.store.close()
+
+    @property
+    def engine(self) -> Engine:
+        return Engine(
+            cache=self.cache,
+            history=self.history,
+            leases=self.leases,
+            runner_for=self.runner_for,
+            capacity=self.capacity,
+            clock=self.clock,
+        )
+
+    def runner_for(self, stage: Stage) -> StageRunner:
+        return self._inline if stage.inline else self.processes
+
+    def prepare(self, plan: Plan, **options: Any) -> tuple[Executor, StatusWriter]:
+        self._runs += 1
+        logs = self.folder / "logs"
+        logs.mkdir(exist_ok=True)
+        status = StatusWriter(str(self.folder / f"status-{self._runs}.jsonl"), source="test", clock=self.clock)
+        options.setdefault("grace_s", 5.0)
+        self.executor = Executor(plan, self.engine, status=status, log_folder=str(logs), options=RunOptions(**options))
+        return self.executor, status
+
+    def run(self, plan: Plan, **options: Any) -> Ran:
+        executor, status = self.prepare(plan, **options)
+        try:
+            result = executor.run()
+        finally:
+            status.close()
+        return Ran(result, list(read_status(str(self.folder / f"status-{self._runs}.jsonl"))))
+
+    def start(self, plan: Plan, **options: Any) -> Flight:
+        """Run in a thread of its own, so that the test can do something meanwhile."""
+        executor, status = self.prepare(plan, **options)
+        return Flight(executor, status, str(self.folder / f"status-{self._runs}.jsonl"))
+
+    def preview(self, plan: Plan, **options: Any) -> Preview:
+        return preview(plan, cache=self.cache, history=self.history, **options)
+
+    def again(self) -> Lab:
+        """The same folder as a new process would see it: nothing remembered but what is on disk."""
+        self.close()
+        return Lab(self.folder, capacity=self.capacity, clock=self.clock, preload=self._preload)
+
+    def value(self, ran: Ran, node: str) -> Any:
+        """Read what a node of a finished run gave, as JSON."""
+        (product,) = ran[node].products
+        path = f"{product.folder}/value.json" if product.folder else "value.json"
+        return loads(self.store.read_bytes(product.record, path))
+
+    def staged(self) -> list[str]:
+        """What is left in the staging folder."""
+        return sorted(path.name for path in Path(self.store.places.staging).rglob("*"))
+
+    def log(self, node: str) -> str:
+        return (self.folder / "logs" / f"{node}.log").read_text()
+
+    def record_path(self, key: Digest | None) -> Path:
+        assert key is not None
+        return Path(self.store.places.record(key))
+
+    def blob_paths(self, key: Digest | None) -> list[Path]:
+        assert key is not None
+        record = self.store.peek(key)
+        assert isinstance(record, Record)
+        return [Path(self.store.places.blob(entry.sha256)) for entry in record.blobs()]
+
+    def prune(self, *keys: Digest | None) -> None:
+        """Let records become tombstones, as a prune does."""
+        for key in keys:
+            assert key is not None
+            record = self.store.peek(key)
+            assert isinstance(record, Record)
+            write_file(self.store.places.record(key), record.without_bytes().to_bytes(), mode=0o444)
+            for entry in record.blobs():
+                Path(self.store.places.blob(entry.sha256)).unlink(missing_ok=True)
+
+    def _start_zygote(self) -> Zygote:
+        return Zygote.start(
+            sys.executable,
+            ("stoker.plan.child", "tests.unit.plan.stages", *self._preload),
+            env={"PATH": "/usr/bin:/bin"},
+            cwd=self.folder,
+            sys_path=sys.path,
+            linger_s=0.2,
+        )
+
+
+@contextmanager
+def quick_folder() -> Iterator[Path]:
+    """A folder in memory where there is such a place: tests of many small runs need no disk to be right."""
+    shared = "/dev/shm"
+    with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else None) as folder:
+        yield Path(folder)
+
+
+def plan_of(stage: Stage, args: Any = None, **options: Any) -> Plan:
+    """A plan of one node."""
+    return PlanBuilder("one").start(stage, args, **options).finish()
+
+
+def lines_of(ledger: Path | str) -> list[str]:
+    path = Path(ledger)
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def message_of(error: StokerError | None) -> str:
+    return "" if error is None else str(error)
+
+
+def faults_of(raised: Any) -> list[str]:
+    """The texts of all faults of a raised `Faults`."""
+    return [str(fault) for fault in raised.value.faults]
+
+
+def by_where(raised: Any) -> Mapping[str, str]:
+    return {fault.where: fault.message for fault in raised.value.faults}

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.model.digests import Digest
+from stoker.model.resources import GIB, Capacity, Needs, Resource
+from stoker.plan.action import Action, StageFacts
+from stoker.plan.authoring import Stage, StageContext, stage
+from stoker.plan.graph import Node
+from stoker.plan.permits import Grant, Permits, Shortage
+from stoker.plan.queueing import Waiting, WaitingRoom
+from stoker.plan.resolve import Execute
+from tests.unit.plan.stages import Number
+
+MACHINE = Capacity(cpu=4, gpus=("g0", "g1", "g2"), network=4, disk=2, memory_bytes=16 * GIB)
+
+
+def granted(permits: Permits, **needs: Any) -> Grant:
+    taken = permits.take(Needs(**needs))
+    assert isinstance(taken, Grant)
+    return taken
+
+
+def short_of(permits: Permits, **needs: Any) -> tuple[Resource, ...]:
+    taken = permits.take(Needs(**needs))
+    assert isinstance(taken, Shortage)
+    return taken.short_of
+
+
+# --- permits -------------------------------------------------------------------------------------
+
+
+def test_all_is_taken_or_nothing() -> None:
+    permits = Permits(MACHINE)
+    granted(permits, cpu=4)
+    assert short_of(permits, cpu=1, gpu=2, disk=1) == (Resource.CPU,)
+    assert granted(permits, cpu=0, gpu=3, disk=2).gpus == ("g0", "g1", "g2")
+
+
+def test_every_shortage_is_named_in_one_fixed_order() -> None:
+    permits = Permits(MACHINE)
+    granted(permits, cpu=4, gpu=3, network=4, disk=2, memory_gib=16.0)
+    everything = tuple(Resource)
+    assert short_of(permits, memory_gib=1.0, disk=1, network=1, cpu=1, gpu=1) == everything
+
+
+def test_gpus_are_named_slots_that_come_back_in_declared_order() -> None:
+    permits = Permits(MACHINE)
+    first, second, third = (granted(permits, cpu=0, gpu=1) for _ in range(3))
+    assert [one.gpus for one in (first, second, third)] == [("g0",), ("g1",), ("g2",)]
+    permits.give_back(third)
+    permits.give_back(first)
+    assert granted(permits, cpu=0, gpu=2).gpus == ("g0", "g2")
+
+
+def test_what_is_larger_than_the_machine_is_cut_down_and_runs_alone() -> None:
+    permits = Permits(MACHINE)
+    small = granted(permits, cpu=1, memory_gib=1.0)
+    assert short_of(permits, cpu=64, memory_gib=1000.0) == (Resource.CPU, Resource.MEMORY)
+    permits.give_back(small)
+    large = granted(permits, cpu=64, memory_gib=1000.0, network=9, disk=9)
+    assert (large.cpu, large.memory_bytes, large.network, large.disk) == (4, 16 * GIB, 4, 2)
+    assert short_of(permits, cpu=1) == (Resource.CPU,)
+    permits.give_back(large)
+    granted(permits, cpu=4, memory_gib=16.0)
+
+
+def test_memory_that_is_not_limited_is_not_counted() -> None:
+    permits = Permits(Capacity(cpu=100))
+    for _ in range(100):
+        granted(permits, cpu=1, memory_gib=1000.0)
+
+
+def test_gpus_that_are_not_there_are_refused_for_good() -> None:
+    permits = Permits(MACHINE)
+    assert permits.never(Needs(gpu=3)) == ""
+    assert permits.never(Needs(gpu=4)) == "needs 4 GPU(s), this machine offers 3"
+    assert permits.never(Needs(cpu=10_000, memory_gib=1e6)) == ""
+
+
+# --- those who wait ------------------------------------------------------------------------------
+
+FACTS = StageFacts(stage="s", version=1, output="k@1", code={}, env={})
+EXECUTE = Execute(
+    action=Action(facts=FACTS, facts_digest=FACTS.digest(), inputs=()),
+    key=Digest("0" * 64),
+    why="it has not run before",
+)
+
+
+def needing(**needs: Any) -> Stage:
+    @stage("test/needing", needs=Needs(**needs))
+    def made(job: StageContext) -> Number:
+        return job.save(Number, 1)
+
+    return made
+
+
+def waits(of: Stage, rank: int) -> Waiting:
+    return Waiting(name=f"n{rank}", node=Node(id=f"n{rank}", stage=of), execute=EXECUTE, inputs={}, rank=(rank,))
+
+
+def test_those_with_equal_needs_come_in_the_order_of_the_plan() -> None:
+    room, small = WaitingRoom(), needing(cpu=1)
+    for rank in (5, 2, 9, 1):
+        room.enter(waits(small, rank))
+    order = []
+    while first := room.first_of_each():
+        order.append(first[0].rank[0])
+        room.leave(first[0])
+    assert order == [1, 2, 5, 9]
+
+
+def test_the_first_of_each_group_stands_in_the_order_of_the_plan() -> None:
+    room = WaitingRoom()
+    small, large = needing(cpu=1), needing(cpu=4)
+    for of, rank in ((large, 3), (small, 4), (small, 1), (large, 2)):
+        room.enter(waits(of, rank))
+    assert [one.rank[0] for one in room.first_of_each()] == [1, 2]
+
+
+def test_the_room_is_full_one_day_and_empties() -> None:
+    room, of = WaitingRoom(), needing(cpu=1)
+    entered = 0
+    while not room.is_full:
+        entered += 1
+        room.enter(waits(of, entered))
+    assert 8 < entered < 10_000
+    assert len(room.empty()) == entered
+    assert not room.is_full
+    assert room.first_of_each() == []
+
+
+def test_those_that_will_never_run_are_taken_out() -> None:
+    room, small, large = WaitingRoom(), needing(cpu=1), needing(cpu=4)
+    for of, rank in ((small, 1), (small, 2), (large, 3), (small, 4)):
+        room.enter(waits(of, rank))
+    assert [one.name for one in room.drop({"n2", "n3", "n9"})] == ["n2", "n3"]
+    assert [one.name for one in room.first_of_each()] == ["n1"]
+    assert room.empty() == ["n1", "n4"]
+
+
+def test_who_was_refused_often_enough_has_waited_enough() -> None:
+    one = waits(needing(cpu=1), 1)
+    assert one.is_first_refusal()
+    assert not one.is_first_refusal()
+    assert not one.has_waited_enough
+    for _ in range(1000):
+        one.is_first_refusal()
+    assert one.has_waited_enough
