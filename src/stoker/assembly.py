@@ -1,0 +1,185 @@
+"""The roof: the only place that reads the environment and builds and joins everything.
+
+`Settings` is what the environment says; `Assembly` makes each part when it is first asked for, so that a command pays
+only for what it uses.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from stoker import __version__
+from stoker.model.clock import SystemClock
+from stoker.model.frozen import frozen
+
+if TYPE_CHECKING:
+    from stoker.host.zygote import Zygote
+    from stoker.plan.cache import Cache
+    from stoker.plan.catalogue import Catalogue
+    from stoker.plan.history import History
+    from stoker.plan.process_runner import ProcessRunner
+    from stoker.plan.runner import StageRunner
+    from stoker.plan.stage import Stage
+    from stoker.store.local import LocalStore
+    from stoker.worker.execution import Tools
+
+
+@frozen
+class Settings:
+    """Where things lie and what they are called."""
+
+    home: str
+    folder: str
+    """Where the command was given."""
+    environment: Mapping[str, str]
+
+    @property
+    def store(self) -> str:
+        return os.path.join(self.home, "store")
+
+    @property
+    def runs(self) -> str:
+        return os.path.join(self.home, "runs")
+
+    @property
+    def state(self) -> str:
+        return os.path.join(self.home, "state")
+
+    @property
+    def out(self) -> str:
+        return os.path.join(self.folder, "stoker-out")
+
+
+def read_settings(environment: Mapping[str, str], folder: str) -> Settings:
+    """Read the settings: STOKER_HOME, else the data folder that XDG names, else its default."""
+    home = environment.get("STOKER_HOME", "")
+    if not home:
+        data = environment.get("XDG_DATA_HOME", "") or os.path.join(os.path.expanduser("~"), ".local", "share")
+        home = os.path.join(data, "stoker")
+    return Settings(
+        home=os.path.abspath(os.path.join(folder, os.path.expanduser(home))), folder=folder, environment=environment
+    )
+
+
+class Assembly:
+    """Builds the parts of one process."""
+
+    version = __version__
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.clock = SystemClock()
+        self._first_forked: Stage | None = None
+
+    @classmethod
+    def here(cls) -> Assembly:
+        """Build from this process's own environment."""
+        return cls(read_settings(os.environ, os.getcwd()))
+
+    def entropy(self) -> int:
+        """Give fresh random bits, for ids."""
+        return random.SystemRandom().getrandbits(32)
+
+    @cached_property
+    def catalogue(self) -> Catalogue:
+        from stoker.plan.catalogue import Catalogue, find_sources, read_sources
+
+        index = os.path.join(self.settings.state, "cookbooks.json")
+        named = read_sources(self.settings.environment.get("STOKER_COOKBOOKS", ""))
+        if not named:
+            return Catalogue(index)
+        taken = {source.name for source in named}
+        return Catalogue(index, [*named, *(one for one in find_sources(sys.path) if one.name not in taken)])
+
+    @cached_property
+    def store(self) -> LocalStore:
+        from stoker.store.local import LocalStore
+
+        store = LocalStore(self.settings.store, clock=self.clock)
+        store.open()
+        return store
+
+    @cached_property
+    def cache(self) -> Cache:
+        from stoker.plan.cache import Cache
+        from stoker.plan.code_identity import CodeIdentity
+
+        self.make_state()
+        code = CodeIdentity(os.path.join(self.settings.state, "code.json"))
+        return Cache(self.store, code=code, clock=self.clock)
+
+    @cached_property
+    def history(self) -> History:
+        from stoker.plan.history import History
+
+        self.make_state()
+        return History(os.path.join(self.settings.state, "history.db"))
+
+    @cached_property
+    def process_runner(self) -> ProcessRunner:
+        from stoker.plan.process_runner import ProcessRunner
+
+        return ProcessRunner(self._start_zygote)
+
+    @cached_property
+    def tools(self) -> Tools:
+        """What running a job needs."""
+        from stoker.hardware.capacity import capacity_here
+        from stoker.plan.engine import Engine
+        from stoker.plan.lease import LeaseBook
+        from stoker.worker.execution import Tools
+
+        engine = Engine(
+            cache=self.cache,
+            history=self.history,
+            leases=LeaseBook(self.store.places.leases, clock=self.clock),
+            runner_for=self._runner_for,
+            capacity=capacity_here(self.settings.environment),
+            clock=self.clock,
+        )
+        return Tools(engine=engine, store=self.store, clock=self.clock, runs=self.settings.runs)
+
+    def make_state(self) -> None:
+        """Make the folder for indexes and memos."""
+        from stoker.host.durable import translated
+
+        with translated(self.settings.state):
+            os.makedirs(self.settings.state, exist_ok=True)
+
+    def close(self) -> None:
+        """Let go of whatever was built."""
+        built = vars(self)
+        for name in ("process_runner", "history", "cache", "store"):
+            if name in built:
+                built[name].close()
+
+    def _runner_for(self, stage: Stage) -> StageRunner:
+        if stage.inline:
+            return self._inline_runner
+        # Whose cookbook it is decides what the zygote imports: others' libraries would only cost time.
+        self._first_forked = self._first_forked or stage
+        return self.process_runner
+
+    @cached_property
+    def _inline_runner(self) -> StageRunner:
+        from stoker.plan.runner import InlineRunner
+
+        return InlineRunner()
+
+    def _start_zygote(self) -> Zygote:
+        from stoker.host.zygote import Zygote
+
+        used = [book for book in self.catalogue.loaded() if self._first_forked in book.stages]
+        preload = tuple(dict.fromkeys(name for book in used for name in book.preload))
+        return Zygote.start(
+            sys.executable,
+            ("stoker.plan.child", *preload),
+            env=dict(self.settings.environment),
+            cwd=self.settings.folder,
+            sys_path=sys.path,
+        )

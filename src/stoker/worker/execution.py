@@ -1,0 +1,200 @@
+"""Run one job here and now: from a recipe and its arguments to results in the store and in a plain folder.
+
+The same for a person's `stoker run` and, later, for a worker inside a lease. Order at the end: results in the store
+(the executor saw to that), then the plain folder, then `end.json`, then the last event.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker.host.durable import remove_tree
+from stoker.host.identity import mine
+from stoker.model.clock import Clock
+from stoker.model.digests import Digest
+from stoker.model.errors import Bug, Cancelled, StokerError, Terminated
+from stoker.model.events import Event, Kinds
+from stoker.model.exits import exit_code_of
+from stoker.model.frozen import frozen
+from stoker.model.lifecycle import JobState
+from stoker.plan.cache import Product
+from stoker.plan.engine import Engine
+from stoker.plan.executor import Executor, RunOptions
+from stoker.plan.graph import Plan
+from stoker.plan.outcome import Ending, RunResult
+from stoker.plan.status import StatusWriter
+from stoker.store.local import LocalStore
+from stoker.store.results import LaidOut, Part, lay_out, point_last_at
+from stoker.worker.job_folder import JobEnd, JobFolder, JobSpec
+from stoker.worker.upkeep import clear_stale_staging
+
+_GOOD = frozenset({Ending.HIT, Ending.RAN})
+
+Listener = Callable[[Event, float, int], None]
+
+
+@frozen
+class Tools:
+    """What running a job needs, built once by the assembly."""
+
+    engine: Engine
+    store: LocalStore
+    clock: Clock
+    runs: str
+
+
+@frozen
+class JobResult:
+    """What became of a job."""
+
+    folder: JobFolder
+    result: RunResult | None
+    laid_out: LaidOut | None
+    error: StokerError | None
+    state: JobState
+
+
+@dataclass(slots=True)
+class Execution:
+    """One job under way."""
+
+    plan: Plan
+    spec: JobSpec
+    tools: Tools
+    out: str | None
+    """The plain folder for the results (`stoker-out/NAME`), or None for none."""
+    options: RunOptions = field(default_factory=RunOptions)
+    listeners: tuple[Listener, ...] = ()
+    _executor: Executor | None = None
+    _cancelled: StokerError | None = None
+
+    def cancel(self, error: StokerError) -> None:
+        """Ask it to stop. May be called from a signal handler."""
+        self._cancelled = error
+        if self._executor is not None:
+            self._executor.cancel(error)
+
+    def run(self) -> JobResult:
+        """Run to the end. Raises only if not even the job's folder can be written, or for a bug of ours."""
+        tools = self.tools
+        folder = JobFolder.begin(tools.runs, self.spec, mine())
+        status = StatusWriter(folder.status_path, source=self.spec.attempt, clock=tools.clock, listeners=self.listeners)
+        result: RunResult | None = None
+        laid_out: LaidOut | None = None
+        error: StokerError | None = None
+        with closing(status):
+            try:
+                result = self._execute(folder, status)
+                error = result.error
+                laid_out = self._lay_out(result)
+            except StokerError as problem:
+                error = error or problem
+            except Exception as problem:
+                folder.end(self._end(result, Bug(f"{type(problem).__name__}: {problem}"), None))
+                raise
+            end = self._end(result, error, laid_out)
+            folder.end(end)
+            told = {name: value for name, value in end.to_json().items() if name not in ("v", "keys", "parts")}
+            status.emit(Event(Kinds.RUN_END, told))
+        return JobResult(folder=folder, result=result, laid_out=laid_out, error=error, state=end.state)
+
+    def _execute(self, folder: JobFolder, status: StatusWriter) -> RunResult:
+        status.emit(Event(Kinds.RUN_BEGIN, self._begin_fields()))
+        clear_stale_staging(self.tools.store, self.tools.engine.leases)
+        self._executor = Executor(
+            self.plan, self.tools.engine, status=status, log_folder=folder.log_folder, options=self.options
+        )
+        if self._cancelled is not None:
+            self._executor.cancel(self._cancelled)
+        result = self._executor.run()
+        for warning in result.warnings:
+            status.emit(Event(Kinds.WARNING, {"message": warning}))
+        return result
+
+    def _begin_fields(self) -> dict[str, Any]:
+        return {
+            "job": self.spec.name,
+            "attempt": self.spec.attempt,
+            "job_id": self.spec.job_id,
+            "recipe": self.spec.recipe,
+            "plan": self.plan.name,
+            "stages": len(self.plan.nodes),
+        }
+
+    def _lay_out(self, result: RunResult) -> LaidOut | None:
+        parts = result_parts(self.plan, result) if self.out is not None else []
+        if not parts or self.out is None:
+            return None
+        laid_out = lay_out(self.tools.store, parts, self.out)
+        point_last_at(os.path.dirname(self.out), os.path.basename(self.out))
+        return laid_out
+
+    def _end(self, result: RunResult | None, error: StokerError | None, laid_out: LaidOut | None) -> JobEnd:
+        state = JobState.COMPLETED if error is None else JobState.FAILED
+        if isinstance(error, Cancelled | Terminated):
+            state = JobState.CANCELLED
+        nodes = result.nodes if result else {}
+        return JobEnd(
+            state=state,
+            ended_s=self.tools.clock.wall_s(),
+            hits=result.hits if result else 0,
+            ran=result.ran if result else 0,
+            failed=len(result.failures()) if result else 0,
+            elapsed_s=round(result.elapsed_s, 6) if result else 0.0,
+            exit_code=exit_code_of(error) if error else 0,
+            error=error.to_dict() if error else None,
+            keys={name: str(node.key) for name, node in nodes.items() if node.key and node.ending in _GOOD},
+            out=laid_out.folder if laid_out else None,
+            parts=(self.plan.final, *self.plan.keep),
+        )
+
+
+def abandon(tools: Tools, spec: JobSpec, error: StokerError) -> None:
+    """Write down that a job was given up and remove its staging: the last act of a process that must end now."""
+    folder = JobFolder(os.path.join(tools.runs, spec.attempt))
+    if folder.ended() is None:
+        folder.end(JobEnd.given_up(error, started_s=spec.started_s, ended_s=tools.clock.wall_s()))
+    staging = tools.store.places.staging
+    for name in os.listdir(staging):
+        if name.startswith(f".{os.getpid()}."):
+            remove_tree(os.path.join(staging, name))
+
+
+def result_parts(plan: Plan, result: RunResult) -> list[Part]:
+    """Give what of a run is worth laying out: the final result at the top, kept ones in folders of their own."""
+    parts = []
+    for node_id in (plan.final, *plan.keep):
+        for name in _results_of(result, node_id):
+            node = result.nodes[name]
+            if node.key is not None and node.ending in _GOOD and node.has_bytes:
+                # Items of a list lie in one record.
+                parts += [_part(plan, node_id, node.key, one, name) for one in node.products[:1]]
+    return parts
+
+
+def _results_of(result: RunResult, node_id: str) -> list[str]:
+    """Name whose results a node's result is: its own, or those of its instances."""
+    node = result.nodes.get(node_id)
+    if node is None:
+        return []
+    return [node_id] if node.instances is None else [f"{node_id}[{index}]" for index in range(node.instances)]
+
+
+def _part(plan: Plan, node_id: str, key: Digest, product: Product, name: str) -> Part:
+    return Part(
+        record=product.record,
+        folder="" if name == plan.final else name,
+        sidecar={
+            "node": name,
+            "kind": product.ref.kind.name,
+            "version": product.ref.kind.version,
+            "digest": product.ref.digest,
+            "stage": plan.node(node_id).stage.name,
+            "key": key,
+            "made_at": product.record.body.get("made_at"),
+        },
+    )

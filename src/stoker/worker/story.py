@@ -1,0 +1,173 @@
+"""What happened to each node of a job, read from its journal: the source of `explain`, `jobs show` and `status`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker.model.events import Kinds
+
+
+@dataclass(slots=True, kw_only=True)
+class NodeStory:
+    """One node as the journal tells it."""
+
+    node: str
+    stage: str = ""
+    ending: str = "waiting"
+    """hit, ran, failed, diverged, cancelled, pruned; running or waiting while there is no end."""
+    why: str = ""
+    changes: list[dict[str, Any]] = field(default_factory=list)
+    key: str = ""
+    digest: str = ""
+    began_s: float | None = None
+    seconds: float | None = None
+    attempts: int = 0
+    cause: str = ""
+    message: str = ""
+    hint: str = ""
+    step: int | None = None
+    of: int | None = None
+    metrics: dict[str, Any] = field(default_factory=dict)
+    peak_rss_bytes: int | None = None
+    instances: int | None = None
+    """Of a fan-out, how many it has; they are nodes of their own."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class Story:
+    """Nodes in the order in which the journal first names them. Feed it events; it never fails on odd ones."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, NodeStory] = {}
+        self.begin: dict[str, Any] = {}
+        self.end: dict[str, Any] = {}
+        self._fans: dict[str, _Fan] = {}
+
+    def take(self, event: dict[str, Any]) -> NodeStory | None:
+        """Take in one event; gives the node it is about."""
+        kind = event.get("kind")
+        if kind == Kinds.RUN_BEGIN:
+            self.begin = event
+        elif kind == Kinds.RUN_END:
+            self.end = event
+        name = event.get("node")
+        if not isinstance(name, str):
+            return None
+        node = self.nodes.setdefault(name, NodeStory(node=name))
+        node.stage = event.get("stage", node.stage)
+        change = _TELLERS.get(str(kind))
+        if change is not None:
+            change(node, event)
+        if kind == Kinds.STAGE_EXPANDED:
+            self._fans[name] = _Fan(node)
+        fan = self._fans.get(name.rpartition("[")[0])
+        if fan is not None:
+            fan.take(node)
+        return node
+
+
+class _Fan:
+    """A fan-out, which has no end of its own: it ends when its last instance does."""
+
+    def __init__(self, node: NodeStory) -> None:
+        self._node = node
+        self._done: set[str] = set()
+        self._has_run = False
+        self._settle()
+
+    def take(self, instance: NodeStory) -> None:
+        if instance.ending in ("hit", "ran"):
+            self._done.add(instance.node)
+            self._has_run = self._has_run or instance.ending == "ran"
+            self._settle()
+
+    def _settle(self) -> None:
+        if len(self._done) == (self._node.instances or 0):
+            self._node.ending = "ran" if self._has_run else "hit"
+
+
+def tell(events: Iterable[dict[str, Any]]) -> Story:
+    """Read a whole journal."""
+    story = Story()
+    for event in events:
+        story.take(event)
+    return story
+
+
+def _begin(node: NodeStory, event: dict[str, Any]) -> None:
+    node.ending = "running"
+    node.why = event.get("why", "")
+    node.changes = event.get("changes", [])
+    node.key = event.get("key", "")
+    node.attempts = event.get("attempt", 1)
+    node.began_s = event.get("ts")
+
+
+def _end(node: NodeStory, event: dict[str, Any]) -> None:
+    node.ending = "ran"
+    node.digest = event.get("digest", "")
+    node.seconds = event.get("seconds")
+    node.peak_rss_bytes = event.get("peak_rss_bytes")
+
+
+def _skipped(node: NodeStory, event: dict[str, Any]) -> None:
+    node.ending = "hit"
+    node.why = node.why or "result is known"
+    node.key = event.get("key", "")
+    node.digest = event.get("digest", "")
+
+
+def _failed(node: NodeStory, event: dict[str, Any]) -> None:
+    node.ending = "diverged" if event.get("cause") == "diverged" else "failed"
+    node.cause = event.get("cause", "")
+    node.message = event.get("message", "")
+    node.hint = event.get("hint", "")
+    node.seconds = event.get("seconds")
+
+
+def _pruned(node: NodeStory, event: dict[str, Any]) -> None:
+    node.ending = "pruned"
+    node.message = f"needs {event.get('because', '?')}"
+
+
+def _cancelled(node: NodeStory, _event: dict[str, Any]) -> None:
+    node.ending = "cancelled"
+
+
+def _step(node: NodeStory, event: dict[str, Any]) -> None:
+    node.step = event.get("step")
+    node.of = event.get("of")
+    node.metrics = event.get("metrics", {})
+
+
+def _retrying(node: NodeStory, event: dict[str, Any]) -> None:
+    node.ending = "waiting"
+    node.message = f"attempt {event.get('attempt')} failed: {event.get('message', '')}"
+
+
+def _waiting(node: NodeStory, event: dict[str, Any]) -> None:
+    node.ending = "waiting"
+    node.message = event.get("why", "")
+
+
+def _expanded(node: NodeStory, event: dict[str, Any]) -> None:
+    node.ending = "running"
+    node.instances = event.get("count", 0)
+
+
+_TELLERS = {
+    Kinds.STAGE_BEGIN: _begin,
+    Kinds.STAGE_END: _end,
+    Kinds.STAGE_SKIPPED: _skipped,
+    Kinds.STAGE_FAILED: _failed,
+    Kinds.STAGE_PRUNED: _pruned,
+    Kinds.STAGE_CANCELLED: _cancelled,
+    Kinds.STAGE_STEP: _step,
+    Kinds.STAGE_RETRYING: _retrying,
+    Kinds.STAGE_WAITING: _waiting,
+    Kinds.STAGE_EXPANDED: _expanded,
+}

@@ -1,0 +1,98 @@
+"""A cookbook for the tests of `worker`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stoker.plan.authoring import (
+    ArgsFaults,
+    Category,
+    Cookbook,
+    Fault,
+    InputPath,
+    Plan,
+    PlanBuilder,
+    arg,
+    recipe,
+)
+from tests.unit.plan.misbehaving import HowArgs, misbehave, misbehave_aside, misbehave_here
+from tests.unit.plan.stages import (
+    Blob,
+    CountArgs,
+    FileArgs,
+    Number,
+    NumberArgs,
+    Words,
+    add,
+    blob,
+    blob_sum,
+    count,
+    double,
+    number,
+    read,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumArgs:
+    values: tuple[int, ...] = arg((1, 2), help="what is added up", ge=0)
+    plus: int = arg(0)
+    ledger: str = arg("", runtime=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadArgs:
+    data: InputPath = arg(help="the file to read")
+    more: list[InputPath] = arg([])
+    maybe: InputPath | None = arg(None)
+
+
+@recipe("test/sum", output=Number, version=3, category=Category.EVAL)
+def total(args: SumArgs) -> Plan:
+    """Add numbers up."""
+    if 13 in args.values:
+        fault = Fault("test/sum.values", "thirteen is not added up")
+        raise ArgsFaults(str(fault), faults=(fault,))
+    builder = PlanBuilder("sum")
+    tips = [builder.start(number, NumberArgs(value=value, ledger=args.ledger)) for value in args.values]
+    last = NumberArgs(value=args.plus, ledger=args.ledger)
+    return builder.add(add, last, feeds=[(None, tip) for tip in tips]).finish(keep=tuple(tips[:1]))
+
+
+@recipe("test/read", output=Words)
+def reading(args: ReadArgs) -> Plan:
+    return PlanBuilder("read").start(read, FileArgs(path=args.data)).finish()
+
+
+@recipe("test/fan", output=Number)
+def fan() -> Plan:
+    return PlanBuilder("fan").start(count, CountArgs(n=3)).each(double).finish()
+
+
+@recipe("test/blobs", output=Number)
+def blobs() -> Plan:
+    start = PlanBuilder("blobs").start(blob, NumberArgs(value=2))
+    return start.then(blob_sum, NumberArgs(value=1)).finish(keep=(start,))
+
+
+@recipe("test/go", output=Number)
+def go(args: HowArgs) -> Plan:
+    return PlanBuilder("go").start(misbehave_here, args).then(double).finish()
+
+
+@recipe("test/liar", output=Blob)
+def liar() -> Plan:
+    """Promise another kind than it gives."""
+    return PlanBuilder("liar").start(number).finish()
+
+
+@recipe("test/crooked", output=Number)
+def crooked() -> Plan:
+    return PlanBuilder("crooked").start(double).finish()
+
+
+COOKBOOK = Cookbook(
+    name="test",
+    recipes=(total, reading, fan, blobs, go, liar, crooked),
+    stages=(number, add, double, count, read, blob, blob_sum, misbehave, misbehave_here, misbehave_aside),
+)

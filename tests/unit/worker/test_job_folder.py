@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.host.identity import ProcessIdentity, mine, of_pid
+from stoker.model.digests import Digest
+from stoker.model.errors import Ambiguous, LocalFile, NotFound
+from stoker.model.lifecycle import JobState
+from stoker.worker.job_folder import JobEnd, JobFolder, JobSpec, find_job, job_folders
+from tests.unit.host.real_processes import fork, kill_and_reap
+
+
+def spec(attempt: str, **more: Any) -> JobSpec:
+    body: dict[str, Any] = {
+        "attempt": attempt,
+        "job_id": Digest("ab" * 32),
+        "name": "gbt",
+        "recipe": "tabular/gbt",
+        "args": {"lr": 0.1, "odd": float("inf")},
+        "folder": "/somewhere",
+        "started_s": 5.5,
+        "stoker": "1.0",
+    }
+    return JobSpec(**{**body, **more})
+
+
+def end(**more: Any) -> JobEnd:
+    body: dict[str, Any] = {
+        "state": JobState.COMPLETED,
+        "ended_s": 9.0,
+        "hits": 1,
+        "ran": 2,
+        "failed": 0,
+        "elapsed_s": 3.5,
+        "exit_code": 0,
+        "error": None,
+        "keys": {"a": "0" * 64},
+        "out": None,
+    }
+    return JobEnd(**{**body, **more})
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> str:
+    return str(tmp_path / "runs")
+
+
+def begin(runs: str, attempt: str, **more: Any) -> JobFolder:
+    return JobFolder.begin(runs, spec(attempt, **more), mine())
+
+
+def test_what_was_wanted_is_read_back(runs: str) -> None:
+    folder = begin(runs, "20261115-031502-7f3a", options={"rerun": ["a"]})
+    assert JobFolder(folder.path).spec() == spec("20261115-031502-7f3a", options={"rerun": ["a"]})
+    assert folder.attempt == "20261115-031502-7f3a"
+    assert folder.owner() == mine()
+    assert os.path.isdir(folder.log_folder)
+
+
+def test_how_it_ended_is_read_back(runs: str) -> None:
+    folder = begin(runs, "20261115-031502-7f3a")
+    assert folder.ended() is None
+    folder.end(end())
+    assert JobFolder(folder.path).ended() == end()
+    assert folder.state() == (JobState.COMPLETED, "")
+
+
+def test_a_job_whose_process_lives_is_running(runs: str) -> None:
+    assert begin(runs, "20261115-031502-7f3a").state() == (JobState.RUNNING, "")
+
+
+def test_a_job_whose_process_is_gone_has_failed(runs: str) -> None:
+    folder = JobFolder.begin(runs, spec("20261115-031502-7f3a"), _dead())
+    assert folder.state() == (JobState.FAILED, "its process is gone")
+
+
+def _dead() -> ProcessIdentity:
+    pid = fork(lambda: os.read(os.pipe()[0], 1))
+    identity = of_pid(pid)
+    kill_and_reap(pid)
+    assert identity is not None
+    return identity
+
+
+def test_a_job_of_another_host_is_believed(runs: str) -> None:
+    elsewhere = ProcessIdentity(pid=7, start_ticks=1, boot_id="b", host="elsewhere")
+    assert JobFolder.begin(runs, spec("20261115-031502-7f3a"), elsewhere).state() == (JobState.RUNNING, "")
+
+
+def test_an_attempt_has_a_folder_of_its_own(runs: str) -> None:
+    begin(runs, "20261115-031502-7f3a")
+    with pytest.raises(LocalFile):
+        begin(runs, "20261115-031502-7f3a")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"attempt": 1}', '{"v": NaN}'])
+def test_a_damaged_job_is_told(runs: str, text: str) -> None:
+    folder = begin(runs, "20261115-031502-7f3a")
+    Path(folder.path, "job.json").write_text(text)
+    with pytest.raises(NotFound):
+        folder.spec()
+    for name in ("end.json", "owner.json"):
+        Path(folder.path, name).write_text(text)
+    assert folder.ended() is None
+    assert folder.owner() is None
+    assert folder.state()[0] is JobState.FAILED
+
+
+def test_jobs_are_listed_newest_first(runs: str) -> None:
+    for attempt in ("20261115-031502-0001", "20261116-000000-0002", "20251231-235959-0003"):
+        begin(runs, attempt)
+    os.mkdir(f"{runs}/not-a-job")
+    listed = [folder.attempt for folder in job_folders(runs)]
+    assert listed == ["20261116-000000-0002", "20261115-031502-0001", "20251231-235959-0003"]
+    assert list(job_folders(f"{runs}-none")) == []
+
+
+def test_a_job_is_found_by_what_people_call_it(runs: str) -> None:
+    begin(runs, "20261115-031502-0001", job_id=Digest("cd" * 32))
+    begin(runs, "20261116-031502-0002")
+    begin(runs, "20261117-031502-0003", name="knn", job_id=Digest("ef" * 32))
+    assert find_job(runs, "last").attempt == "20261117-031502-0003"
+    assert find_job(runs, "gbt").attempt == "20261116-031502-0002"
+    assert find_job(runs, "20261115").attempt == "20261115-031502-0001"
+    assert find_job(runs, "0003").attempt == "20261117-031502-0003"
+    assert find_job(runs, "cdcd").attempt == "20261115-031502-0001"
+
+
+def test_a_name_that_could_be_several_is_refused(runs: str) -> None:
+    begin(runs, "20261115-031502-0001")
+    begin(runs, "20261115-041502-0002")
+    with pytest.raises(Ambiguous, match="'20261115' begins the ids of 2 jobs"):
+        find_job(runs, "20261115")
+
+
+def test_a_name_that_is_none_is_answered_with_the_nearest(runs: str) -> None:
+    with pytest.raises(NotFound, match="nothing has run here yet"):
+        find_job(runs, "last")
+    begin(runs, "20261115-031502-0001")
+    with pytest.raises(NotFound) as raised:
+        find_job(runs, "gtb")
+    assert raised.value.hint == "did you mean 'gbt'?"
+
+
+def test_a_damaged_job_is_no_obstacle_to_finding_others(runs: str) -> None:
+    begin(runs, "20261115-031502-0001", name="good")
+    broken = begin(runs, "20261116-031502-0002")
+    Path(broken.path, "job.json").write_text("{")
+    assert find_job(runs, "good").attempt == "20261115-031502-0001"
