@@ -1,0 +1,40 @@
+"""The stage that scores models on rows that none of them has seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stoker.cookbooks.tabular.kinds import Model, Scores, Split, Validation
+from stoker.cookbooks.tabular.records import RankBy
+from stoker.plan.authoring import StageContext, arg, stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateArgs:
+    """How sure the scores shall be, and which one decides."""
+
+    bootstraps: int = arg(1000, help="resamples of the test rows behind each interval", ge=100, le=100_000)
+    rank_by: RankBy = arg("auto", help="metric that decides which model is best")
+    seed: int = arg(0, help="decides which rows are drawn", ge=0, le=1_000_000_000)
+
+
+@stage("tabular/evaluate", version=1, uses=("scikit-learn", "numpy", "pandas"))
+def evaluate(
+    job: StageContext, models: list[Model], validations: list[Validation], data: Split, args: EvaluateArgs
+) -> Scores:
+    """Score every model and a baseline on the held-out rows, with intervals."""
+    from stoker.cookbooks.tabular.science.evaluation import evaluate_models
+    from stoker.cookbooks.tabular.science.metrics import ranking_metric
+
+    parts = data.load()
+    book = evaluate_models(
+        parts,
+        [model.load() for model in models],
+        [validation.load() for validation in validations],
+        metric=ranking_metric(parts.facts["problem"], args.rank_by),
+        bootstraps=args.bootstraps,
+        seed=args.seed,
+        watch=lambda done, of: job.step(done, of=of),
+    )
+    job.log(f"best by {book['rank_by']}: {book['best']}")
+    return job.save(Scores, book)

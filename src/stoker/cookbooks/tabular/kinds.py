@@ -1,0 +1,175 @@
+"""The artifacts of this cookbook. Importing this costs nothing: libraries load with the first value read or written."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from stoker.cookbooks.tabular.records import Facts, ModelFacts, Origin
+from stoker.model import json_text
+from stoker.plan.authoring import JsonKind, Kind, TreeKind
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from stoker.cookbooks.tabular.science.examples import Parts
+    from stoker.cookbooks.tabular.science.fitted import FittedModel
+
+_PARQUET_MAGIC = b"PAR1"
+
+
+class Table(Kind["tuple[pd.DataFrame, Origin]"]):
+    """Rows and columns as they were read, with their origin in the Parquet metadata."""
+
+    name: ClassVar[str] = "tabular/table"
+    version: ClassVar[int] = 1
+    file: ClassVar[str | None] = "table.parquet"
+
+    @classmethod
+    def save(cls, value: tuple[pd.DataFrame, Origin], path: Path) -> None:
+        from stoker.cookbooks.tabular.science.examples import write_frame
+
+        frame, origin = value
+        write_frame(frame, origin, path)
+
+    def load(self) -> tuple[pd.DataFrame, Origin]:
+        from stoker.cookbooks.tabular.science.examples import read_frame
+
+        return read_frame(self.path)
+
+    @classmethod
+    def validate(cls, path: Path) -> None:
+        _check_parquet(path)
+
+
+class Labelled(Kind["tuple[pd.DataFrame, Facts]"]):
+    """Settled features and an encoded target, with what is known of them in the Parquet metadata."""
+
+    name: ClassVar[str] = "tabular/labelled"
+    version: ClassVar[int] = 1
+    file: ClassVar[str | None] = "labelled.parquet"
+
+    @classmethod
+    def save(cls, value: tuple[pd.DataFrame, Facts], path: Path) -> None:
+        from stoker.cookbooks.tabular.science.examples import write_frame
+
+        frame, facts = value
+        write_frame(frame, facts, path)
+
+    def load(self) -> tuple[pd.DataFrame, Facts]:
+        from stoker.cookbooks.tabular.science.examples import read_frame
+
+        return read_frame(self.path)
+
+    @classmethod
+    def validate(cls, path: Path) -> None:
+        _check_parquet(path)
+
+
+class Split(Kind["Parts"]):
+    """A training part and a held-out part: `train.parquet` and `test.parquet`."""
+
+    name: ClassVar[str] = "tabular/split"
+    version: ClassVar[int] = 1
+    file: ClassVar[str | None] = None
+
+    @classmethod
+    def save(cls, value: Parts, path: Path) -> None:
+        from stoker.cookbooks.tabular.science.examples import write_parts
+
+        write_parts(value, path)
+
+    def load(self) -> Parts:
+        from stoker.cookbooks.tabular.science.examples import read_parts
+
+        return read_parts(self.path)
+
+    @classmethod
+    def validate(cls, path: Path) -> None:
+        for name in ("train.parquet", "test.parquet"):
+            _check_parquet(path / name)
+
+
+class Model(Kind["FittedModel"]):
+    """A fitted pipeline (`model.joblib`) and its facts (`model.json`).
+
+    The pipeline is a pickle: trust it as much as the machine that it comes from. Loading one runs what is in it.
+    """
+
+    name: ClassVar[str] = "tabular/model"
+    version: ClassVar[int] = 1
+    file: ClassVar[str | None] = None
+
+    @classmethod
+    def save(cls, value: FittedModel, path: Path) -> None:
+        from stoker.cookbooks.tabular.science.fitted import write_model
+
+        write_model(value, path)
+
+    def load(self) -> FittedModel:
+        from stoker.cookbooks.tabular.science.fitted import read_model
+
+        return read_model(self.path)
+
+    def facts(self) -> ModelFacts:
+        """Read what is known of the model without loading the pickle."""
+        facts: ModelFacts = json_text.loads((self.path / "model.json").read_text(encoding="utf-8"))
+        return facts
+
+    def copy_pipeline(self, to: Path) -> None:
+        """Copy the pickle without loading it."""
+        shutil.copyfile(self.path / "model.joblib", to)
+
+    @classmethod
+    def validate(cls, path: Path) -> None:
+        if not (path / "model.joblib").is_file():
+            raise ValueError("model.joblib is missing")
+        _check_json(path / "model.json", "family")
+
+
+class Validation(JsonKind):
+    """One model's cross-validated scores and its learning curve."""
+
+    name: ClassVar[str] = "tabular/validation"
+    version: ClassVar[int] = 1
+
+
+class Scores(JsonKind):
+    """The whole evaluation of one or more models beside a baseline."""
+
+    name: ClassVar[str] = "tabular/scores"
+    version: ClassVar[int] = 1
+
+
+class Report(TreeKind):
+    """What a person reads: scores, plots, a model card, one HTML page, and the best model."""
+
+    name: ClassVar[str] = "tabular/report"
+    version: ClassVar[int] = 1
+
+    @classmethod
+    def validate(cls, path: Path) -> None:
+        _check_json(path / "summary.json", "headline")
+        for name in ("scores.csv", "model-card.md", "report.html", "best-model.joblib"):
+            if not (path / name).is_file():
+                raise ValueError(f"{name} is missing")
+
+
+def _check_parquet(path: Path) -> None:
+    if not path.is_file():
+        raise ValueError(f"{path.name} is missing")
+    with path.open("rb") as stream:
+        head = stream.read(4)
+        stream.seek(-4, 2)
+        if head != _PARQUET_MAGIC or stream.read(4) != _PARQUET_MAGIC:
+            raise ValueError(f"{path.name} is not a whole Parquet file")
+
+
+def _check_json(path: Path, key: str) -> None:
+    try:
+        value: Any = json_text.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path.name}: {error}") from error
+    if not isinstance(value, dict) or key not in value:
+        raise ValueError(f"{path.name} has no {key!r}")
