@@ -1,0 +1,1 @@
+"""What people touch: commands first; the screens come later and draw the same views."""

@@ -1,0 +1,23 @@
+"""Words of earlier tools that keep working. The only place that knows them; help and suggestions do not list them."""
+
+from __future__ import annotations
+
+ALIASES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    (("recipe", "list"), ("recipes",)),
+    (("recipe", "run"), ("run",)),
+    (("recipe",), ("recipes",)),
+    (("job", "list"), ("jobs",)),
+    (("job",), ("jobs",)),
+    (("log",), ("logs",)),
+    (("cache",), ("store",)),
+    (("clean-cache",), ("store", "prune")),
+    (("plan", "inspect"), ("run", "--dry-run")),
+)
+
+
+def expand(words: list[str]) -> list[str]:
+    """Give the words as today's commands spell them."""
+    for old, new in ALIASES:
+        if tuple(words[: len(old)]) == old:
+            return [*new, *words[len(old) :]]
+    return words

@@ -1,0 +1,63 @@
+"""From words to an exit code: find the command, read its words, perform it, and report whatever goes wrong.
+
+Whatever happens, what was built is closed and standard output is given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from stoker.faces.cli.call import Call
+from stoker.faces.cli.commands import COMMANDS, Command, find_command
+from stoker.faces.cli.failing import report
+from stoker.faces.cli.flags import Flags
+from stoker.faces.cli.output import Output
+from stoker.model.errors import Usage
+
+if TYPE_CHECKING:
+    from stoker.faces.cli.parts import Parts
+
+
+def answer(words: list[str], flags: Flags, build: Callable[[], Parts]) -> int:
+    """Perform the command that the words name; give the exit code."""
+    out = Output(is_json=flags.json, is_quiet=flags.quiet)
+    out.open()
+    call = Call(flags, out, build)
+    try:
+        try:
+            return _perform(call, words)
+        finally:
+            call.close()
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - here every error becomes a line and a code
+        return report(error, out, debug=flags.debug, crash_folder=call.state_folder)
+    finally:
+        out.close()
+
+
+def _perform(call: Call, words: list[str]) -> int:
+    command, rest = find_command(words)
+    if command is None:
+        raise _unknown(words[0])
+    module = import_module(command.module)
+    if call.flags.help:
+        call.out.line(module.GRAMMAR.help().rstrip("\n"))
+        call.out.object({"command": command.words, "help": module.GRAMMAR.help()})
+        return 0
+    code: int = module.perform(call, module.GRAMMAR.parse(rest))
+    return code
+
+
+def _unknown(word: str) -> Usage:
+    from stoker.model.suggest import did_you_mean
+
+    known = list(dict.fromkeys(_first(command) for command in COMMANDS))
+    hint = did_you_mean(word, [*known, "help"]) or "`stoker --help` lists the commands"
+    if word.startswith("-"):
+        return Usage(f"there is no option {word!r} here", hint="`stoker --help` lists the commands and their options")
+    return Usage(f"there is no command {word!r}", hint=hint)
+
+
+def _first(command: Command) -> str:
+    return command.path[0]

@@ -1,0 +1,67 @@
+"""One call of the command line, as a command sees it: what was asked, where to write, and the parts of the house."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from stoker.faces.cli.flags import Flags
+from stoker.faces.cli.output import Output
+from stoker.model.errors import LocalFile
+
+if TYPE_CHECKING:
+    from stoker.faces.cli.parts import Parts
+    from stoker.worker.job_folder import JobFolder
+    from stoker.worker.ordering import Desk
+
+
+class Call:
+    """Handed to the command that performs it."""
+
+    def __init__(self, flags: Flags, out: Output, build: Callable[[], Parts]) -> None:
+        self.flags = flags
+        self.out = out
+        self._build = build
+        self._parts: Parts | None = None
+
+    @property
+    def parts(self) -> Parts:
+        """The parts, built when first asked for."""
+        if self._parts is None:
+            try:
+                self._parts = self._build()
+            except FileNotFoundError as error:
+                raise LocalFile("the folder this was started in is gone", hint="cd to one that exists") from error
+        return self._parts
+
+    def state_folder(self) -> str:
+        """Say where a crash may be written down, if that can be found out."""
+        try:
+            return self.parts.settings.state
+        except Exception:  # noqa: BLE001 - it may be the very thing that is broken
+            return ""
+
+    def close(self) -> None:
+        """Let go of what was built."""
+        if self._parts is not None:
+            self._parts.close()
+
+    def find_job(self, name: str) -> JobFolder:
+        """Find a job by its name, `last`, or the beginning of an id."""
+        from stoker.worker.job_folder import find_job
+
+        return find_job(self.parts.settings.runs, name)
+
+    def desk(self) -> Desk:
+        """Give what takes orders."""
+        from stoker.worker.ordering import Desk
+
+        parts = self.parts
+        return Desk(
+            catalogue=parts.catalogue,
+            memo=parts.store.memo,
+            clock=parts.clock,
+            folder=parts.settings.folder,
+            version=parts.version,
+            entropy=parts.entropy(),
+        )

@@ -1,0 +1,36 @@
+"""`stoker cancel`: stop a running job, and say so only when it has stopped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.faces.cli.call import Call
+from stoker.faces.cli.grammar import Grammar, Positional
+from stoker.faces.view.times import span
+from stoker.worker.stopping import Stop, stop_job
+
+GRAMMAR = Grammar(
+    "cancel",
+    about=(
+        "Stop a running job: its process is asked to end and given time to clean up; if it does not, it is killed with "
+        "everything it started. Finished stages stay known, so running the job again continues it."
+    ),
+    positionals=(Positional("NAME", help="a job's name, `last`, or the beginning of an id"),),
+    examples=("stoker cancel last",),
+)
+
+
+def perform(call: Call, given: dict[str, Any]) -> int:
+    """Stop one job."""
+    folder = call.find_job(given["name"])
+    name = folder.spec().name
+    if not call.flags.json and folder.may_be_running():
+        call.out.note(f"stopping {name}…")
+    stopped = stop_job(folder, clock=call.parts.clock)
+    call.out.object({"name": name, "attempt": folder.attempt, "how": str(stopped.how), "seconds": stopped.seconds})
+    told = {
+        Stop.POLITE: "it stopped when asked",
+        Stop.FIRM: "it did not stop when asked and was killed",
+    }[stopped.how]
+    call.out.line(f"cancelled {name}: {told} ({span(stopped.seconds)})")
+    return 0

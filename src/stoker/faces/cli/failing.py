@@ -1,0 +1,88 @@
+"""Errors as people and programs read them: one line that says what happened, one that says what to do, and a code.
+
+In JSON mode the error is also the last line of the stream. A traceback is shown only to those who ask (`--debug`); an
+error that nobody foresaw is a bug, and its traceback is kept in a file to send to us.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+from stoker.faces.cli.output import Output
+from stoker.host.durable import translate
+from stoker.model.errors import Bug, Cancelled, Faults, StokerError
+
+
+def report(
+    error: BaseException,
+    out: Output,
+    *,
+    debug: bool,
+    crash_folder: Callable[[], str] = str,
+    is_in_stream: bool = False,
+) -> int:
+    """Tell people and programs of an error; give the exit code. A stream of events has told programs already."""
+    if isinstance(error, BrokenPipeError):
+        return 0
+    if isinstance(error, KeyboardInterrupt):
+        known: StokerError = Cancelled("interrupted")
+    elif isinstance(error, StokerError):
+        known = error
+    elif isinstance(error, OSError) and error.filename is not None:
+        # What the machine refuses is not our bug, wherever it comes up.
+        known = translate(error, str(error.filename))
+    else:
+        known = _bug(error, crash_folder())
+    if debug:
+        import traceback
+
+        out.complain("".join(traceback.format_exception(error)).rstrip())
+    for line in error_lines(known):
+        out.complain(line)
+    if not is_in_stream:
+        out.object(known.to_dict())
+    return known.exit_code
+
+
+def error_lines(error: StokerError) -> list[str]:
+    """Give an error as the lines that a person reads."""
+    lines = [f"stoker: {error}"]
+    if isinstance(error, Faults) and len(error.faults) > 1:
+        lines += [f"  {fault}" for fault in error.faults]
+    if error.hint:
+        lines.append(f"hint: {error.hint}")
+    return lines
+
+
+def _bug(error: BaseException, crash_folder: str) -> Bug:
+    text = str(error).strip().split("\n")[0]
+    path = _keep(error, crash_folder)
+    where = f"please send us {path}" if path else "run it again with --debug to see where"
+    return Bug(f"a bug in Stoker: {type(error).__name__}{f': {text}' if text else ''}", hint=where, report=path)
+
+
+def _keep(error: BaseException, folder: str) -> str:
+    import platform
+    import tempfile
+    import time
+    import traceback
+
+    from stoker import __version__
+
+    name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+    text = (
+        f"stoker {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
+        f"{sys.argv!r}\n\n{''.join(traceback.format_exception(error))}"
+    )
+    for place in (folder, tempfile.gettempdir()):
+        path = os.path.join(place, name)
+        try:
+            os.makedirs(place, exist_ok=True)
+            with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+        except OSError:
+            continue
+        return path
+    return ""

@@ -1,0 +1,79 @@
+"""Signals while a job runs here: the first asks it to stop and waits for its clean-up, a second Ctrl-C ends it now.
+
+    Ctrl-C                 ask every stage to stop, clean up, 130
+    Ctrl-C once more       kill our children, clean up what can be cleaned up at once, 130
+    TERM, or the terminal goes away (HUP)      ask every stage to stop, clean up, 143
+
+A signal that this process was started to ignore (nohup, a background job of a script) stays ignored. What stood before
+is put back at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import Any
+
+from stoker.host.process_table import rows
+from stoker.model.errors import Cancelled, StokerError, Terminated
+
+_LAST_WAIT_S = 2.0
+
+
+class Interruptions:
+    """A block in which signals stop a job instead of this process."""
+
+    def __init__(
+        self, cancel: Callable[[StokerError], None], say: Callable[[str], None], leave: Callable[[], None]
+    ) -> None:
+        self._cancel = cancel
+        self._say = say
+        self._leave = leave
+        self._before: dict[signal.Signals, Any] = {}
+        self._is_asked = False
+        self._is_firm = False
+
+    def __enter__(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._on_signal)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if not self._is_asked:
+            self._is_asked = True
+            if number == signal.SIGINT:
+                self._say("stopping… (Ctrl-C again ends it at once)")
+                self._cancel(Cancelled("interrupted", hint="the same command continues where this one stopped"))
+            else:
+                why = "the terminal went away" if number == signal.SIGHUP else "it was asked to end"
+                self._say("stopping…")
+                self._cancel(Terminated(why, hint="the same command continues where this one stopped"))
+        elif number == signal.SIGINT and not self._is_firm:
+            self._is_firm = True
+            self._say("ending it now")
+            _kill_children()
+            # Stages in children are gone now and the run ends by itself. Work in our own process may not.
+            self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._on_alarm)
+            signal.setitimer(signal.ITIMER_REAL, _LAST_WAIT_S)
+
+    def _on_alarm(self, _number: int, _frame: FrameType | None) -> None:
+        self._leave()
+
+
+def _kill_children() -> None:
+    """Kill our own children: the warm process, whose end is the end of every stage that it forked."""
+    me = os.getpid()
+    for row in rows():
+        if row.parent_pid == me:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(row.pid, signal.SIGKILL)

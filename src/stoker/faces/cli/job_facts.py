@@ -1,0 +1,101 @@
+"""What a job's folder says, gathered for listing, showing and following."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from stoker.faces.view.tables import table
+from stoker.faces.view.times import ago, span
+from stoker.model.errors import NotFound
+from stoker.plan.status import read_status
+from stoker.worker.job_folder import JobFolder, job_folders
+from stoker.worker.story import NodeStory, Story, tell
+
+
+def job_facts(folder: JobFolder) -> dict[str, Any]:
+    """Give a job as plain data: what was wanted and how it stands."""
+    spec, end = folder.spec(), folder.ended()
+    state, why = folder.state()
+    error = end.error if end else None
+    return {
+        "name": spec.name,
+        "attempt": spec.attempt,
+        "job_id": spec.job_id,
+        "recipe": spec.recipe,
+        "state": str(state),
+        "why": why or (str(error.get("message", "")) if error else ""),
+        "started_s": spec.started_s,
+        "ended_s": end.ended_s if end else None,
+        "elapsed_s": end.elapsed_s if end else None,
+        "hits": end.hits if end else None,
+        "ran": end.ran if end else None,
+        "failed": end.failed if end else None,
+        "exit_code": end.exit_code if end else None,
+        "out": end.out if end else None,
+    }
+
+
+def newest_jobs(runs: str, limit: int) -> list[dict[str, Any]]:
+    """Give the newest jobs; a folder that can't be read is listed as that."""
+    return [_facts_or_why_not(folder) for folder in itertools.islice(job_folders(runs), limit)]
+
+
+def job_table(jobs: list[dict[str, Any]], *, now_s: float, columns: int) -> list[str]:
+    """Lay jobs out, one a line."""
+    rows = [
+        [
+            job["name"],
+            job["state"],
+            ago(job["started_s"], now_s) if job["started_s"] else "",
+            span(job["elapsed_s"]),
+            _counts(job),
+            job["attempt"],
+            job["recipe"] + (f"  {job['why']}" if job["why"] else ""),
+        ]
+        for job in jobs
+    ]
+    return table(rows, header=("job", "state", "started", "took", "known+ran", "id", "recipe"), columns=columns)
+
+
+def job_story(folder: JobFolder) -> Story:
+    """Read what the journal says of a job."""
+    return tell(read_status(folder.status_path))
+
+
+def split_target(target: str) -> tuple[str, str]:
+    """Take `NAME/STAGE` apart; the stage is empty if none was given."""
+    name, _, stage = target.partition("/")
+    return name, stage
+
+
+def nodes_named(story: Story, stage: str, job: str) -> list[NodeStory]:
+    """Give the nodes that a stage's name means: the node itself, a fan-out's instances, or all nodes of a stage."""
+    found = [
+        node
+        for node in story.nodes.values()
+        if node.node == stage or node.node.startswith(f"{stage}[") or node.stage == stage
+    ]
+    if not found:
+        from stoker.model.suggest import did_you_mean
+
+        known = ", ".join(list(story.nodes)[:12]) or "none yet"
+        raise NotFound(
+            f"job {job} has no stage {stage!r}", hint=did_you_mean(stage, story.nodes) or f"its stages: {known}"
+        )
+    return found
+
+
+def _facts_or_why_not(folder: JobFolder) -> dict[str, Any]:
+    try:
+        return job_facts(folder)
+    except NotFound as error:
+        blank: dict[str, Any] = dict.fromkeys(
+            ("job_id", "started_s", "ended_s", "elapsed_s", "hits", "ran", "failed", "exit_code", "out")
+        )
+        why = error.hint or str(error)
+        return {"name": "?", "attempt": folder.attempt, "recipe": "?", "state": "unreadable", "why": why, **blank}
+
+
+def _counts(job: dict[str, Any]) -> str:
+    return "" if job["hits"] is None else f"{job['hits']}+{job['ran']}"

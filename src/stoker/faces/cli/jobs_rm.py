@@ -1,0 +1,30 @@
+"""`stoker jobs rm`: forget a job. Its results stay in the store and in the folder where they were laid out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.faces.cli.call import Call
+from stoker.faces.cli.grammar import Grammar, Positional
+from stoker.host.durable import remove_tree
+from stoker.model.errors import IllegalMove
+from stoker.model.lifecycle import JobState
+
+GRAMMAR = Grammar(
+    "jobs rm",
+    about="Forget a job: its journal and logs are removed. Results stay, in the store and where they were laid out.",
+    positionals=(Positional("NAME", help="a job's name, `last`, or the beginning of an id"),),
+    examples=("stoker jobs rm last",),
+)
+
+
+def perform(call: Call, given: dict[str, Any]) -> int:
+    """Forget one job."""
+    folder = call.find_job(given["name"])
+    name = folder.spec().name
+    if folder.state()[0] is JobState.RUNNING:
+        raise IllegalMove(f"job {name} is running", hint=f"stoker cancel {name}", job=name)
+    remove_tree(folder.path)
+    call.out.object({"name": name, "attempt": folder.attempt, "removed": True})
+    call.out.line(f"forgot {name} ({folder.attempt}); its results stay")
+    return 0

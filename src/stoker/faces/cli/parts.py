@@ -1,0 +1,63 @@
+"""What the commands need of the rest of the house. Somebody else builds it; here is only its shape."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from stoker.model.clock import Clock
+from stoker.plan.cache import Cache
+from stoker.plan.catalogue import Catalogue
+from stoker.plan.history import History
+from stoker.store.local import LocalStore
+from stoker.worker.execution import Tools
+
+
+class Settings(Protocol):
+    """Where things lie."""
+
+    @property
+    def folder(self) -> str:
+        """Where the command was given."""
+
+    @property
+    def state(self) -> str:
+        """Indexes, memos and reports of crashes."""
+
+    @property
+    def store(self) -> str:
+        """What is kept."""
+
+    @property
+    def runs(self) -> str:
+        """A folder for each job."""
+
+    @property
+    def out(self) -> str:
+        """Where results are laid out as plain files."""
+
+
+class Parts(Protocol):
+    """Parts of one process, each made when it is first asked for."""
+
+    @property
+    def version(self) -> str: ...
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def catalogue(self) -> Catalogue: ...
+    @property
+    def store(self) -> LocalStore: ...
+    @property
+    def cache(self) -> Cache: ...
+    @property
+    def history(self) -> History: ...
+    @property
+    def tools(self) -> Tools: ...
+
+    def entropy(self) -> int:
+        """Give fresh random bits, for ids."""
+
+    def close(self) -> None:
+        """Let go of whatever was built."""

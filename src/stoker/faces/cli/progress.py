@@ -1,0 +1,168 @@
+"""The news of a run as lines: what ended stays on the screen, what runs is shown while it runs.
+
+Known results are held back until something really runs, so that a run of nothing but hits is one line at its end. On a
+terminal a `live` screen draws what runs; elsewhere each end is a plain line, and long work says now and then that it
+goes on. Listens to the journal: called from several threads, one at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from stoker.faces.cli.output import Output
+from stoker.faces.view.stages import ASCII, UNICODE, finished_text, running_text, sign_of
+from stoker.faces.view.times import span
+from stoker.model.clock import Clock
+from stoker.model.events import Event, Kinds
+from stoker.worker.story import NodeStory, Story
+
+HEARTBEAT_S = 10.0
+_HITS_LISTED = 8
+_WIDEST_NAME = 40
+
+
+Running = Callable[[float, float], list[str]]
+"""Gives a line for each stage that runs, from the time now and for how long at least it has run."""
+
+
+class Screen(Protocol):
+    """Where lines go while a run is under way."""
+
+    def begin(self, running: Running) -> None:
+        """Something runs from now on; `running` tells what."""
+
+    def lasting(self, line: str) -> None:
+        """Write a line that stays."""
+
+    def close(self) -> None:
+        """Write what is left and let go."""
+
+
+class Progress:
+    """Turns events into lines."""
+
+    def __init__(self, screen: Screen, out: Output, names: Iterable[str]) -> None:
+        self._screen = screen
+        self._out = out
+        self._signs = UNICODE if out.is_unicode else ASCII
+        self._story = Story()
+        self._lock = threading.Lock()
+        self._known: list[NodeStory] = []
+        self._has_begun = False
+        self._width = min(_WIDEST_NAME, max(map(len, names), default=0))
+
+    def take(self, event: Event, at_s: float, _seq: int) -> None:
+        """Take in one event of the journal."""
+        with self._lock:
+            node = self._story.take({"kind": event.kind, "ts": at_s, **event.fields})
+            if event.kind == Kinds.STAGE_SKIPPED and node is not None and not self._has_begun:
+                self._known.append(node)
+                return
+            lines = list(self._lines(event.kind, event.fields, node))
+            if event.kind == Kinds.STAGE_BEGIN or lines:
+                self._begin()
+        for line in lines:
+            self._screen.lasting(line)
+
+    def running(self, now_s: float, at_least_s: float) -> list[str]:
+        """Give a line for each stage that has been running for a while."""
+        with self._lock:
+            return [
+                running_text(node, self._width, now_s)
+                for node in self._story.nodes.values()
+                if node.ending == "running" and node.instances is None and now_s - (node.began_s or now_s) >= at_least_s
+            ]
+
+    def _begin(self) -> None:
+        if self._has_begun:
+            return
+        self._has_begun = True
+        if len(self._known) > _HITS_LISTED:
+            self._screen.lasting(f"{self._signs.hit} {len(self._known)} stages were known")
+        else:
+            for node in self._known:
+                self._screen.lasting(self._finished(node))
+        self._screen.begin(self.running)
+
+    def _lines(self, kind: str, fields: dict[str, Any], node: NodeStory | None) -> Iterable[str]:
+        if node is None:
+            if kind == Kinds.WARNING:
+                yield self._warning("", str(fields.get("message", "")))
+            return
+        if kind in _ENDS:
+            yield self._finished(node)
+        elif kind == Kinds.STAGE_RETRYING:
+            pause = span(float(fields.get("delay_s", 0.0)))
+            yield f"{self._signs.again} {node.node:<{self._width}}  {node.message}; again in {pause}"
+        elif kind == Kinds.STAGE_WAITING:
+            yield f"{self._signs.again} {node.node:<{self._width}}  waits: {fields.get('why', '')}"
+        elif kind == Kinds.STAGE_REWIND:
+            text = f"runs again: its bytes are gone and {fields.get('wanted_by')} reads them"
+            yield f"{self._signs.again} {node.node:<{self._width}}  {text}"
+        elif kind == Kinds.CACHE_CORRUPT:
+            yield self._warning(node.node, f"{fields.get('damage')}; set aside, made again")
+        elif kind == Kinds.CACHE_DIFFERS and not fields.get("expected"):
+            stays = "the new one" if fields.get("kept") == fields.get("ours") else "the first one"
+            yield self._warning(node.node, f"gave another result than before from the same inputs; {stays} is kept")
+
+    def _finished(self, node: NodeStory) -> str:
+        sign = sign_of(node, self._signs)
+        colour = {self._signs.ran: "green", self._signs.failed: "red"}.get(sign, "dim")
+        return f"{self._out.paint(sign, colour)} {finished_text(node, self._width)}"
+
+    def _warning(self, name: str, text: str) -> str:
+        sign = self._out.paint(self._signs.warned, "yellow")
+        return f"{sign} {name:<{self._width}}  {text}" if name else f"{sign} {text}"
+
+
+class PlainScreen:
+    """Lines as they come, without control codes; what runs long is mentioned every so often."""
+
+    def __init__(self, out: Output, clock: Clock) -> None:
+        self._out = out
+        self._clock = clock
+        self._is_over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, running: Running) -> None:
+        self._thread = threading.Thread(target=self._beat, args=(running,), name="stoker-progress", daemon=True)
+        self._thread.start()
+
+    def lasting(self, line: str) -> None:
+        self._out.line(line)
+
+    def close(self) -> None:
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _beat(self, running: Running) -> None:
+        while not self._is_over.wait(HEARTBEAT_S):
+            for line in running(self._clock.wall_s(), HEARTBEAT_S / 2):
+                self._out.line(f"  {line}")
+
+
+class SilentScreen:
+    """Says nothing, for those who asked for that."""
+
+    def begin(self, running: Running) -> None:
+        return
+
+    def lasting(self, line: str) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+_ENDS = frozenset(
+    {
+        Kinds.STAGE_END,
+        Kinds.STAGE_SKIPPED,
+        Kinds.STAGE_FAILED,
+        Kinds.STAGE_PRUNED,
+        Kinds.STAGE_CANCELLED,
+    }
+)

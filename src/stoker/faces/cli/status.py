@@ -1,0 +1,80 @@
+"""`stoker status`: what runs and how far it is, what ran last, how full the store is. Cheap to ask."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from stoker.faces.cli.call import Call
+from stoker.faces.cli.grammar import Grammar
+from stoker.faces.cli.job_facts import job_story, job_table, newest_jobs
+from stoker.faces.view.stages import running_text
+from stoker.faces.view.times import ago
+from stoker.model.units import format_size
+from stoker.worker.job_folder import JobFolder
+from stoker.worker.story import NodeStory
+
+_LOOKED_AT = 50
+_LISTED = 5
+_LONGEST_LOOK_S = 0.1
+
+GRAMMAR = Grammar(
+    "status",
+    about="Say what runs and how far it is, what ran last, and how full the store is. Bare `stoker` does the same.",
+    examples=("stoker status", "stoker status --json"),
+)
+
+
+def perform(call: Call, _given: dict[str, Any]) -> int:
+    """Show how things stand."""
+    out, parts = call.out, call.parts
+    now_s = parts.clock.wall_s()
+    jobs = newest_jobs(parts.settings.runs, _LOOKED_AT)
+    running = [job for job in jobs if job["state"] == "running"]
+    recent = [job for job in jobs if job["state"] != "running"][:_LISTED]
+    for job in running:
+        nodes = list(job_story(JobFolder(os.path.join(parts.settings.runs, job["attempt"]))).nodes.values())
+        at_work = [node for node in nodes if node.ending == "running" and node.instances is None]
+        job["stages"] = [node.to_json() for node in at_work]
+        _show_running(call, job, nodes, at_work, now_s)
+    size_bytes, is_all = _kept_bytes(call)
+    out.object({"running": running, "recent": recent, "store_bytes": size_bytes, "store_bytes_complete": is_all})
+    if not running:
+        out.line("nothing runs")
+    if recent:
+        out.line()
+        for line in job_table(recent, now_s=now_s, columns=out.columns):
+            out.line(line)
+    out.line(f"\nstore: {'' if is_all else 'more than '}{format_size(size_bytes)} in {parts.settings.store}")
+    if not jobs:
+        out.line("nothing has run here yet; `stoker recipes` lists what could")
+    return 0
+
+
+def _show_running(
+    call: Call, job: dict[str, Any], nodes: list[NodeStory], at_work: list[NodeStory], now_s: float
+) -> None:
+    done = sum(1 for node in nodes if node.ending in ("hit", "ran"))
+    call.out.line(
+        f"{call.out.paint(job['name'], 'bold')} runs, started {ago(job['started_s'], now_s)}, {done} stages done"
+    )
+    width = max((len(node.node) for node in at_work), default=0)
+    for node in at_work:
+        call.out.line(f"  {running_text(node, width, now_s)}")
+
+
+def _kept_bytes(call: Call) -> tuple[int, bool]:
+    """Add up blobs and records, for a moment; says whether that was all of them."""
+    clock = call.parts.clock
+    until_s = clock.monotonic_s() + _LONGEST_LOOK_S
+    total = 0
+    for place in ("blobs", "records"):
+        try:
+            for shard in os.scandir(os.path.join(call.parts.settings.store, place)):
+                for file in os.scandir(shard.path):
+                    total += file.stat(follow_symlinks=False).st_size
+                if clock.monotonic_s() > until_s:
+                    return total, False
+        except FileNotFoundError:
+            continue
+    return total, True

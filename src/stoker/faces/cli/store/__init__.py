@@ -1,0 +1,1 @@
+"""`stoker store …`: what is kept, and keeping it in order."""

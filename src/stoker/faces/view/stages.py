@@ -1,0 +1,73 @@
+"""A stage of a run as one line: while it runs, and when it is over."""
+
+from __future__ import annotations
+
+import math
+
+from stoker.faces.view.times import span
+from stoker.model.frozen import frozen
+from stoker.worker.story import NodeStory
+
+_METRICS_SHOWN = 3
+
+
+@frozen
+class Signs:
+    """The sign before each line; every line also says in words what the sign says."""
+
+    ran: str
+    hit: str
+    failed: str
+    left: str
+    warned: str
+    again: str
+
+
+UNICODE = Signs(ran="✓", hit="=", failed="✗", left="-", warned="!", again="~")
+ASCII = Signs(ran="+", hit="=", failed="x", left="-", warned="!", again="~")
+
+
+def sign_of(node: NodeStory, signs: Signs) -> str:
+    """Give the sign of how a stage ended."""
+    return {"ran": signs.ran, "hit": signs.hit, "failed": signs.failed, "diverged": signs.failed}.get(
+        node.ending, signs.left
+    )
+
+
+def finished_text(node: NodeStory, width: int) -> str:
+    """Say how a stage ended: name, time, word, and what is worth adding."""
+    took = span(node.seconds) if node.ending in ("ran", "failed", "diverged") else ""
+    word = node.ending
+    if node.ending in ("failed", "diverged", "pruned") and node.message:
+        word = f"{'left out' if node.ending == 'pruned' else node.ending}: {node.message}"
+    more = metrics_text(node) if node.ending == "ran" else ""
+    return f"{node.node:<{width}}  {took:>6}  {word}{f'  {more}' if more else ''}"
+
+
+def running_text(node: NodeStory, width: int, now_s: float) -> str:
+    """Say how far a stage is: name, time so far, step, metrics."""
+    passed_s = now_s - node.began_s if node.began_s is not None else 0.0
+    parts = [f"{node.node:<{width}}", f"{span(max(0.0, passed_s)):>6}", step_text(node), metrics_text(node)]
+    return "  ".join(part for part in parts if part)
+
+
+def step_text(node: NodeStory) -> str:
+    """Say at which step a stage is."""
+    if node.step is None:
+        return ""
+    return f"step {node.step}/{node.of}" if node.of else f"step {node.step}"
+
+
+def metrics_text(node: NodeStory) -> str:
+    """Give the first few metrics of a stage."""
+    shown = list(node.metrics.items())[:_METRICS_SHOWN]
+    return "  ".join(f"{name} {number(value)}" for name, value in shown)
+
+
+def number(value: object) -> str:
+    """Write a number with as many digits as say something."""
+    if isinstance(value, float) and math.isfinite(value) and not value.is_integer():
+        return f"{value:.4g}"
+    if isinstance(value, float) and math.isfinite(value):
+        return f"{value:g}"
+    return str(value)

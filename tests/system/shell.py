@@ -1,0 +1,116 @@
+"""A shell for the tests of the command line: real processes, a home of their own, the toy cookbook on the path."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.host.process_table import rows
+
+TOY = Path(__file__).parents[1] / "cookbooks" / "toy"
+PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    def objects(self) -> list[dict[str, Any]]:
+        """Every line of standard output as JSON: anything else there is a failure."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+class Shell:
+    """One user's shell: a working folder and a STOKER_HOME."""
+
+    def __init__(self, folder: Path, *, cookbook: Path = TOY, index: Path | None = None) -> None:
+        self.folder = folder / "work"
+        self.home = folder / "home"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.env = {
+            **{
+                name: value for name, value in os.environ.items() if not name.startswith(("STOKER", "PYTEST", "PYTHON"))
+            },
+            "STOKER_HOME": str(self.home),
+            "TERM": "dumb",
+        }
+        self.use(cookbook)
+        if index is not None:
+            (self.home / "state").mkdir(parents=True)
+            shutil.copy(index, self.home / "state")
+
+    def use(self, cookbook: Path) -> None:
+        """Put a cookbook on the path, in place of the one before."""
+        inherited = os.environ.get("PYTHONPATH")
+        self.env["PYTHONPATH"] = os.pathsep.join([str(cookbook), *([inherited] if inherited else [])])
+
+    def stoker(self, *words: object, **env: str) -> Done:
+        """Run a command to its end."""
+        ended = subprocess.run(
+            [sys.executable, "-P", "-m", "stoker", *map(str, words)],
+            cwd=self.folder,
+            env={**self.env, **env},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        return Done(code=ended.returncode, out=ended.stdout, err=ended.stderr)
+
+    def start(self, *words: object) -> subprocess.Popen[str]:
+        """Start a command and leave it running."""
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "stoker", *map(str, words)],
+            cwd=self.folder,
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def staged(self) -> list[Path]:
+        """Give what lies in staging."""
+        staging = self.home / "store" / "staging"
+        return list(staging.iterdir()) if staging.is_dir() else []
+
+
+def finish(process: subprocess.Popen[str]) -> Done:
+    """Wait for a started command."""
+    out, err = process.communicate(timeout=PATIENCE_S)
+    return Done(code=process.returncode, out=out, err=err)
+
+
+def wait_until(claim: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not claim():
+        assert time.monotonic() < deadline_s, "it did not come true in time"
+        time.sleep(0.01)
+
+
+def descendants(pid: int) -> set[int]:
+    """Give the processes below one."""
+    found: set[int] = set()
+    waiting = [pid]
+    table = [(row.pid, row.parent_pid) for row in rows() if not row.is_gone]
+    while waiting:
+        parent = waiting.pop()
+        children = {child for child, its_parent in table if its_parent == parent} - found
+        found |= children
+        waiting += children
+    return found
+
+
+def alive(pids: set[int]) -> set[int]:
+    return {row.pid for row in rows() if row.pid in pids and not row.is_gone}

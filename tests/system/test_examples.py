@@ -1,0 +1,44 @@
+"""Every example does what it says, as a user would run it: in an empty folder, with an empty home."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NUMBERED = sorted(path for path in EXAMPLES.iterdir() if path.is_dir() and path.name[:2].isdigit())
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One home for all of them, as a reader who goes through them has."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.mark.parametrize("example", NUMBERED, ids=lambda path: path.name)
+def test_an_example_runs_as_it_stands(example: Path, home: Path, tmp_path: Path) -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    ended = subprocess.run(
+        ["bash", str(example / "run.sh")],
+        cwd=tmp_path,
+        env={"PATH": path, "HOME": str(home), "LANG": "C.UTF-8"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+
+
+def test_the_list_of_examples_is_complete() -> None:
+    listed = (EXAMPLES / "README.md").read_text("utf-8")
+    assert not [path.name for path in NUMBERED if f"({path.name})" not in listed]
+
+
+@pytest.mark.parametrize("example", NUMBERED, ids=lambda path: path.name)
+def test_an_example_has_a_readme(example: Path) -> None:
+    assert (example / "README.md").read_text("utf-8").startswith(f"# {example.name[:2]}: ")

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stoker.faces.cli.failing import error_lines, report
+from stoker.faces.cli.output import Output
+from stoker.model.errors import ArgsFaults, Fault, NotFound
+
+
+def test_an_error_is_one_line_and_a_hint() -> None:
+    assert error_lines(NotFound("there is no x", hint="look again")) == ["stoker: there is no x", "hint: look again"]
+
+
+def test_several_faults_have_a_line_each_and_a_single_one_is_the_line() -> None:
+    two = ArgsFaults("2 faults", faults=(Fault("a", "is bad"), Fault("b", "is worse", "try c")))
+    assert error_lines(two) == ["stoker: 2 faults", "  a: is bad", "  b: is worse (try c)"]
+    one = ArgsFaults("a: is bad", faults=(Fault("a", "is bad"),))
+    assert error_lines(one) == ["stoker: a: is bad"]
+
+
+def test_an_error_that_nobody_foresaw_is_a_bug_with_its_story_in_a_file(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = Output(is_json=True, is_quiet=False)
+    out.open()
+    try:
+        code = report(ZeroDivisionError("oh"), out, debug=False, crash_folder=lambda: str(tmp_path / "state"))
+    finally:
+        out.close()
+    told = capfd.readouterr()
+    (path,) = (tmp_path / "state").iterdir()
+    assert code == 70
+    assert told.err == f"stoker: a bug in Stoker: ZeroDivisionError: oh\nhint: please send us {path}\n"
+    assert json.loads(told.out)["data"] == {"report": str(path)}
+    assert "ZeroDivisionError: oh" in path.read_text()
+
+
+def test_a_reader_that_went_away_is_no_error(capfd: pytest.CaptureFixture[str]) -> None:
+    assert report(BrokenPipeError(), Output(is_json=False, is_quiet=False), debug=True) == 0
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_interrupt_has_its_code(capfd: pytest.CaptureFixture[str]) -> None:
+    assert report(KeyboardInterrupt(), Output(is_json=False, is_quiet=False), debug=False) == 130
+    assert capfd.readouterr().err == "stoker: interrupted\n"

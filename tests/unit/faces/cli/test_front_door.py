@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import pytest
+
+from stoker.faces.cli.aliases import ALIASES, expand
+from stoker.faces.cli.commands import COMMANDS, find_command, top_help
+from stoker.faces.cli.flags import take_flags
+
+
+def test_flags_of_every_command_are_taken_from_anywhere_but_behind_two_dashes() -> None:
+    words, flags = take_flags(["--json", "run", "x", "-q", "--", "--debug"])
+    assert words == ["run", "x", "--", "--debug"]
+    assert (flags.json, flags.quiet, flags.debug) == (True, True, False)
+
+
+def test_two_words_are_tried_before_one() -> None:
+    assert find_command(["jobs", "show", "x"])[0] is next(one for one in COMMANDS if one.words == "jobs show")
+    command, rest = find_command(["jobs", "--limit", "3"])
+    assert command is not None
+    assert (command.words, rest) == ("jobs", ["--limit", "3"])
+    assert find_command(["nothing"]) == (None, ["nothing"])
+
+
+@pytest.mark.parametrize(("old", "new"), ALIASES)
+def test_an_alias_leads_to_a_command_and_is_not_one_itself(old: tuple[str, ...], new: tuple[str, ...]) -> None:
+    assert expand([*old, "more"]) == [*new, "more"]
+    assert find_command(list(new))[0] is not None
+    assert find_command(list(old))[0] is None
+    assert f"  {old[0]} " not in top_help()

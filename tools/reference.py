@@ -1,0 +1,144 @@
+"""Write the reference pages from the code, or check that they are what the code says.
+
+python tools/reference.py            writes docs/reference/*.md
+python tools/reference.py --check    changes nothing; says which page is out of date and exits with 1
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+from stoker.faces.cli.aliases import ALIASES
+from stoker.faces.cli.commands import COMMANDS, top_help
+from stoker.faces.cli.grammar import Grammar
+from stoker.faces.view.arguments import argument_rows, example_line
+from stoker.model import errors
+from stoker.model.events import LOSSY, Kinds
+from stoker.model.exits import MEANINGS
+from stoker.plan.catalogue import Catalogue, Source
+
+FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+MADE = "<!-- Made by tools/reference.py: change the code and run `make docs`. -->"
+
+SHIPPED = (Source(name="tabular", value="stoker.cookbooks.tabular:COOKBOOK"),)
+
+EVENTS = {
+    Kinds.RUN_BEGIN: ("a job begins", "job, attempt, job_id, recipe, plan, stages"),
+    Kinds.RUN_END: ("a job ended", "state, ended_s, hits, ran, failed, elapsed_s, exit_code, error, out"),
+    Kinds.STAGE_BEGIN: ("a stage starts to run", "node, stage, key, attempt, why, changes"),
+    Kinds.STAGE_END: (
+        "a stage ran and its result is kept",
+        "node, stage, key, digest, seconds, size_bytes, peak_rss_bytes",
+    ),
+    Kinds.STAGE_SKIPPED: ("a stage's result was known", "node, stage, key, digest"),
+    Kinds.STAGE_FAILED: ("a stage failed for good", "node, stage, attempt, cause, message, hint, seconds"),
+    Kinds.STAGE_BLOCKED: ("a stage waits for room on this machine", "node, stage, short_of"),
+    Kinds.STAGE_STEP: ("a stage reports progress; may be dropped under pressure", "node, step, of, metrics"),
+    Kinds.STEP_GAP: ("reports of progress were dropped", "n"),
+    Kinds.STAGE_LOG: ("a stage that runs in the engine itself said something", "node, text"),
+    Kinds.STAGE_RETRYING: ("a stage failed and will be tried again", "node, attempt, cause, message, delay_s"),
+    Kinds.STAGE_CANCELLED: ("a stage was stopped, or never started, because the job stops", "node, stage"),
+    Kinds.STAGE_PRUNED: ("a stage is left out because something it needs failed", "node, stage, because"),
+    Kinds.STAGE_WAITING: ("another process works on the same thing", "node, key, why"),
+    Kinds.STAGE_REWIND: ("a stage runs again because its bytes are gone and somebody reads them", "node, wanted_by"),
+    Kinds.STAGE_EXPANDED: ("a fan-out's list is known", "node, count"),
+    Kinds.CACHE_CORRUPT: ("what was kept is damaged; it was set aside and is made again", "node, key, damage"),
+    Kinds.CACHE_DIFFERS: ("a stage gave another result than before", "node, key, before, ours, kept, expected"),
+    Kinds.WARNING: ("something worth knowing", "message"),
+}
+
+
+def main() -> int:
+    pages: dict[str, Callable[[], list[str]]] = {
+        "cli.md": commands_page,
+        "exit-codes.md": exit_codes_page,
+        "events.md": events_page,
+        "recipes.md": recipes_page,
+    }
+    stale = []
+    for name, make in pages.items():
+        text = "\n".join([MADE, "", *make()]).rstrip() + "\n"
+        path = FOLDER / name
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        if before == text:
+            continue
+        stale.append(name)
+        if "--check" in sys.argv[1:]:
+            sys.stdout.writelines(
+                difflib.unified_diff(before.splitlines(True), text.splitlines(True), name, "the code")
+            )
+        else:
+            FOLDER.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {path}")
+    if stale and "--check" in sys.argv[1:]:
+        print(f"\nout of date: {', '.join(stale)}; `make docs` writes them again")
+        return 1
+    return 0
+
+
+def commands_page() -> list[str]:
+    lines = ["# Commands", "", "```", *top_help().rstrip().split("\n"), "```"]
+    for command in COMMANDS:
+        grammar: Grammar = import_module(command.module).GRAMMAR
+        if grammar.words != command.words:
+            lines += ["", f"## stoker {command.words}", "", f"The same as `stoker {grammar.words}`."]
+            continue
+        lines += ["", f"## stoker {command.words}", "", "```", *grammar.help().rstrip().split("\n"), "```"]
+    lines += ["", "## Words of earlier tools", "", "They keep working.", "", "| word | is |", "|---|---|"]
+    lines += [f"| `stoker {' '.join(old)}` | `stoker {' '.join(new)}` |" for old, new in ALIASES]
+    return lines
+
+
+def exit_codes_page() -> list[str]:
+    named: dict[int, list[str]] = {}
+    for kind in sorted(_leaves(errors.StokerError), key=lambda kind: kind.code):
+        named.setdefault(kind.exit_code, []).append(f"`{kind.code}`")
+    lines = ["# Exit codes", "", "What a shell sees, and the `error` that `--json` says.", ""]
+    lines += ["| code | meaning | errors |", "|---|---|---|"]
+    return [*lines, *(f"| {code} | {text} | {', '.join(named.get(code, []))} |" for code, text in MEANINGS.items())]
+
+
+def events_page() -> list[str]:
+    lines = [
+        "# Events",
+        "",
+        "One JSON object per line, in a job's `status.jsonl` and from `stoker run --json`:",
+        '`{"v":1,"ts":…,"seq":…,"source":…,"kind":…, …}`. `ts` is seconds since 1970, `seq` counts from 1, `source` is',
+        'the attempt\'s id. Numbers that are not finite are tagged: `{"$float": "nan"}`. Readers pass over kinds and',
+        "fields that they do not know.",
+        "",
+        "| kind | when | fields |",
+        "|---|---|---|",
+    ]
+    for kind in (value for name, value in vars(Kinds).items() if not name.startswith("_")):
+        when, fields = EVENTS[kind]
+        lossy = " (lossy)" if kind in LOSSY else ""
+        lines.append(f"| `{kind}`{lossy} | {when} | {fields} |")
+    return lines
+
+
+def recipes_page() -> list[str]:
+    lines = ["# Recipes", "", "What ships with Stoker. `stoker recipes` lists what is installed."]
+    with tempfile.TemporaryDirectory() as folder:
+        for entry in Catalogue(str(Path(folder, "index.json")), SHIPPED).entries():
+            lines += ["", f"## {entry.name}", "", entry.summary, ""]
+            lines += ["```", example_line(entry.name, entry.args, entry.prefill), "```", ""]
+            lines += ["| argument | type | default | limits | |", "|---|---|---|---|---|"]
+            for row in argument_rows(entry.args):
+                cells = (cell.replace("|", "\\|") for cell in row)
+                lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _leaves(kind: type[errors.StokerError]) -> set[type[errors.StokerError]]:
+    return {kind, *(leaf for below in kind.__subclasses__() for leaf in _leaves(below))}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
