@@ -1,0 +1,275 @@
+"""How every benchmark measures, judges and reports, so that each file holds only its question.
+
+Sides run in turns (A B A B …), each in a fresh process, so that a busy moment of the machine meets both. The best run
+decides, the median stands beside it. Dirty pages are flushed before every run, so that nobody's durable write waits
+for another's data. A side proves how much really ran; a "hit" that executed something stops the benchmark instead of
+flattering anyone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import machine
+import peers
+import results
+
+SIDES = Path(__file__).resolve().parent / "sides"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One measured run of a side."""
+
+    seconds: float
+    executed: int | None = None
+    peak_rss_bytes: int | None = None
+
+
+Runs = dict[str, list[Run]]
+"""All measured runs, by side."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """Something that can be measured again and again; `rounds` bounds how often, for a side that is slow."""
+
+    name: str
+    once: Callable[[], Run]
+    rounds: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """What repeated runs gave."""
+
+    best: float
+    median: float
+    runs: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Figure:
+        return cls(best=min(values), median=statistics.median(values), runs=len(values))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One comparison: ours against something, and the largest ratio that meets the goal (None: only for context)."""
+
+    question: str
+    against: str
+    unit: str = "s"
+    ours: Figure | None
+    theirs: Figure | None
+    at_most: float | None = None
+    why_missing: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        if self.ours is None or self.theirs is None:
+            return None
+        return self.ours.best / self.theirs.best if self.theirs.best else float(self.ours.best > 0)
+
+    @property
+    def verdict(self) -> str:
+        if self.at_most is None:
+            return "-"
+        if self.ratio is None:
+            return "NOT MEASURED"
+        return "PASS" if self.ratio <= self.at_most else "SHORT"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What a script of `sides/` is asked: how many stages, in which shape, and in which of the ways that it knows."""
+
+    count: int
+    shape: str = "fan"
+    way: str = ""
+
+    def arguments(self, home: Path) -> list[str]:
+        way = ["--way", self.way] if self.way else []
+        return ["--count", str(self.count), "--shape", self.shape, "--home", str(home), *way]
+
+
+@dataclass(slots=True, kw_only=True)
+class Benchmark:
+    """One question being answered: its options, its scratch folder and the rows found so far."""
+
+    name: str
+    asks: str
+    bench: Path
+    quick: bool
+    as_json: bool
+    without: frozenset[str] = frozenset()
+    rows: list[Row] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    load_before: float = field(default_factory=lambda: os.getloadavg()[0])
+
+    def peer(self, name: str, distribution: str | None = None) -> peers.Peer:
+        """A peer's environment (or Stoker's, by that name); its version is reported with the figures."""
+        if name in self.without:
+            found: peers.Peer = peers.NotInstalled(name=name, reason="left out on purpose")
+        else:
+            found = peers.ensure_stoker(self.bench) if name == "stoker" else peers.ensure_peer(name, self.bench)
+        match found:
+            case peers.Installed():
+                self.versions[name] = found.version(distribution or name)
+            case peers.NotInstalled(reason=reason):
+                self.versions[name] = f"{name} is not installed: {reason}"
+        return found
+
+    def missing(self, *names: str) -> str:
+        """Which of these were asked for and are not installed, with the reasons; empty if none."""
+        return "; ".join(said for name in names if "not installed" in (said := self.versions.get(name, "")))
+
+    def home(self, name: str) -> Path:
+        """An empty scratch folder for one side."""
+        folder = self.bench / "scratch" / self.name / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
+
+    def compare(
+        self, question: str, against: str, runs: Runs, *, theirs: str, at_most: float | None, per: int = 1
+    ) -> None:
+        """Adds the row "Stoker against a peer" from what was measured in turns; who was not there is said."""
+        ours_runs, their_runs = runs.get("stoker"), runs.get(theirs)
+        self.rows.append(
+            Row(
+                question=question,
+                against=against,
+                ours=seconds_of(ours_runs, per=per) if ours_runs else None,
+                theirs=seconds_of(their_runs, per=per) if their_runs else None,
+                at_most=at_most,
+                why_missing=self.missing("stoker", theirs),
+            )
+        )
+
+    def say(self, text: str) -> None:
+        """Progress, for a person who waits."""
+        print(text, file=sys.stderr, flush=True)
+
+    def finish(self) -> int:
+        """Reports, removes the scratch folder; 0 if every goal was met and measured, else 1."""
+        shutil.rmtree(self.bench / "scratch" / self.name, ignore_errors=True)
+        answer = self._answer()
+        print(json.dumps(answer) if self.as_json else results.as_text(answer))
+        return 0 if all(row.verdict in ("PASS", "-") for row in self.rows) else 1
+
+    def _answer(self) -> results.Answer:
+        rows = [{**asdict(row), "ratio": row.ratio, "verdict": row.verdict} for row in self.rows]
+        return {
+            "benchmark": self.name,
+            "asks": self.asks,
+            "quick": self.quick,
+            "measured_at": datetime.now(UTC).isoformat(timespec="minutes"),
+            "load_before": self.load_before,
+            "load_after": os.getloadavg()[0],
+            "machine": machine.facts(self.bench),
+            "versions": self.versions,
+            "rows": rows,
+        }
+
+
+def start(name: str, asks: str) -> Benchmark:
+    """Reads the options that every benchmark has."""
+    parser = argparse.ArgumentParser(description=asks)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer rounds and smaller sizes: a smoke test, not a figure to keep"
+    )
+    parser.add_argument(
+        "--bench", type=Path, default=peers.DEFAULT_BENCH, help="folder for environments and scratch data"
+    )
+    parser.add_argument("--without", action="append", default=[], metavar="NAME", help="leave one side out")
+    asked = parser.parse_args()
+    return Benchmark(
+        name=name,
+        asks=asks,
+        bench=asked.bench.resolve(),
+        quick=asked.quick,
+        as_json=asked.json,
+        without=frozenset(asked.without),
+    )
+
+
+def in_turns(sides: Sequence[Side], *, rounds: int) -> Runs:
+    """Measures every side once per round, in an order that is reversed each time, and gives all runs by side."""
+    runs: Runs = {side.name: [] for side in sides}
+    for turn in range(rounds):
+        for side in sides if turn % 2 == 0 else reversed(sides):
+            if side.rounds is None or turn < side.rounds:
+                os.sync()
+                runs[side.name].append(side.once())
+    return runs
+
+
+def seconds_of(runs: Sequence[Run], *, per: int = 1) -> Figure:
+    """The time of some runs, divided by a number of stages where that is wanted."""
+    return Figure.of([run.seconds / per for run in runs])
+
+
+def run_side(
+    peer: peers.Installed,
+    script: str,
+    arguments: Sequence[str],
+    *,
+    executed: int,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = 900,
+) -> Run:
+    """Runs a script of `sides/` that times itself, and checks that it executed as many stages as were due."""
+    command = [str(peer.python), str(SIDES / script), *arguments]
+    settings = environment_with(environment)
+    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=timeout_s, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{script} failed with exit {done.returncode}:\n{(done.stderr or done.stdout)[-2000:]}")
+    said = Run(**json.loads(done.stdout.strip().splitlines()[-1]))
+    if said.executed != executed:
+        raise RuntimeError(f"{script} executed {said.executed} stages where {executed} were due")
+    return said
+
+
+def run_command(
+    command: Sequence[str | Path],
+    *,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = 900,
+) -> Run:
+    """Runs a program from start to exit and times it from outside; its output is dropped, a failure is raised."""
+    arguments = [str(part) for part in command]
+    settings = environment_with(environment)
+    quiet = subprocess.DEVNULL
+    started = time.perf_counter()
+    with subprocess.Popen(arguments, cwd=folder, env=settings, stdin=quiet, stdout=quiet, stderr=quiet) as program:
+        # not `wait(timeout)`: that looks every 50 ms only, and every time would be a multiple of it
+        limit = threading.Timer(timeout_s, program.kill)
+        limit.start()
+        exit_code = program.wait()
+        seconds = time.perf_counter() - started
+        limit.cancel()
+    if exit_code != 0:
+        raise RuntimeError(f"{' '.join(arguments)} failed with exit {exit_code}")
+    return Run(seconds=seconds)
+
+
+def environment_with(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The caller's environment without what would let one Python see another's packages."""
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV", "STOKER"))
+    }
+    return {**kept, **(extra or {})}

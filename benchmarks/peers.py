@@ -1,0 +1,140 @@
+"""Installs what Stoker is compared with, each peer in a virtual environment of its own.
+
+A peer is `peers/NAME.in` (what we ask for) and `peers/NAME.txt` (every version that it comes with, compiled from it).
+It is installed under the bench folder once and again when its pins change. A peer that can't be installed is told as
+such, with the installer's last line; a benchmark then says "not measured" instead of inventing a figure.
+
+    python benchmarks/peers.py                 # install all
+    python benchmarks/peers.py joblib doit     # install these
+    python benchmarks/peers.py --compile       # pin again after editing a .in file (needs uv)
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+CHECKOUT = HERE.parent
+PINS = HERE / "peers"
+COOKBOOK = HERE / "cookbook"
+DEFAULT_BENCH = CHECKOUT / ".bench"
+NAMES = ("joblib", "doit", "redun", "snakemake", "kedro", "prefect", "huggingface_hub", "ray")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installed:
+    """A virtual environment that is ready to run."""
+
+    name: str
+    folder: Path
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    def program(self, name: str) -> Path:
+        return self.folder / "bin" / name
+
+    def version(self, distribution: str) -> str:
+        """The version of a distribution in this environment."""
+        code = f"from importlib.metadata import version; print(version({distribution!r}))"
+        return subprocess.run([self.python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotInstalled:
+    """A peer that we do not have, and why."""
+
+    name: str
+    reason: str
+
+
+Peer = Installed | NotInstalled
+
+
+def ensure_peer(name: str, bench: Path = DEFAULT_BENCH) -> Peer:
+    """The peer's environment, made if it is missing or its pins have changed."""
+    pins = PINS / f"{name}.txt"
+    return _ensure(name, bench, ["-r", str(pins)], identity=pins.read_bytes())
+
+
+def ensure_stoker(bench: Path = DEFAULT_BENCH) -> Peer:
+    """Stoker from this checkout (editable, so never stale) and the benchmark's cookbook, installed as peers are."""
+    described = (CHECKOUT / "pyproject.toml", COOKBOOK / "pyproject.toml")
+    for file in described:
+        if not file.exists():
+            return NotInstalled(name="stoker", reason=f"{file.relative_to(CHECKOUT)} is not there")
+    wanted = ["-e", str(CHECKOUT), "-e", str(COOKBOOK)]
+    return _ensure("stoker", bench, wanted, identity=b"".join(file.read_bytes() for file in described))
+
+
+def compile_pins(names: Sequence[str]) -> None:
+    """Writes `peers/NAME.txt` from `peers/NAME.in`, for every platform and Python 3.11 or later."""
+    for name in names:
+        asked, pinned = PINS / f"{name}.in", PINS / f"{name}.txt"
+        options = ["--quiet", "--universal", "--python-version", "3.11", "--no-header", "--no-annotate"]
+        subprocess.run(["uv", "pip", "compile", *options, str(asked), "-o", str(pinned)], check=True)
+
+
+def _ensure(name: str, bench: Path, wanted: list[str], *, identity: bytes) -> Peer:
+    folder = bench / "environments" / name
+    marker = folder / "installed.txt"
+    mark = hashlib.sha256(identity + sys.version.encode()).hexdigest()
+    if marker.exists() and marker.read_text() == mark:
+        return Installed(name=name, folder=folder)
+    bench.mkdir(parents=True, exist_ok=True)
+    (bench / ".gitignore").write_text("*\n")  # the folder hides itself, wherever the caller has put it
+    for command in _install_commands(folder, wanted):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+            return NotInstalled(name=name, reason=lines[-1].strip() if lines else f"exit {done.returncode}")
+    marker.write_text(mark)
+    return Installed(name=name, folder=folder)
+
+
+def _install_commands(folder: Path, wanted: list[str]) -> list[list[str]]:
+    shutil.rmtree(folder, ignore_errors=True)
+    python = str(folder / "bin" / "python")
+    if shutil.which("uv"):
+        # compiled ahead: otherwise the first measured run of a peer would pay for writing its bytecode
+        return [
+            ["uv", "venv", "--quiet", "--python", sys.executable, str(folder)],
+            ["uv", "pip", "install", "--quiet", "--compile-bytecode", "--python", python, *wanted],
+        ]
+    return [[sys.executable, "-m", "venv", str(folder)], [python, "-m", "pip", "install", "--quiet", *wanted]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(NAMES)}; default: all")
+    parser.add_argument("--bench", type=Path, default=DEFAULT_BENCH, help="folder for environments and scratch data")
+    parser.add_argument("--compile", action="store_true", help="pin versions again instead of installing")
+    asked = parser.parse_args()
+    names = tuple(asked.names) or NAMES
+    if unknown := [name for name in names if name not in NAMES]:
+        parser.error(f"no such peer: {', '.join(unknown)}")
+    if asked.compile:
+        compile_pins(names)
+        return 0
+    missing = 0
+    for name in names:
+        peer = ensure_peer(name, asked.bench)
+        match peer:
+            case Installed():
+                print(f"{name:16} {peer.version(name)}")
+            case NotInstalled(reason=reason):
+                print(f"{name:16} not installed: {reason}")
+                missing += 1
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
