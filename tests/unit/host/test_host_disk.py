@@ -115,8 +115,8 @@ def test_limits_of_version_1_count(container):
 
 def test_a_container_that_sees_only_its_part_of_the_tree_finds_its_limits(container):
     container.mount("cgroup2", "v2", "rw", root="/docker/abc")
-    container.belong("0::/docker/abc/work")
-    container.write("v2/work/cpu.max", "100000 100000\n")
+    container.belong("0::/docker/abc/slice")
+    container.write("v2/slice/cpu.max", "100000 100000\n")
     assert cpu_quota(str(container.proc)) == 1.0
 
 
