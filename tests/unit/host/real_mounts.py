@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.host.real_processes import wait_until
+
+LETTING_GO_S = 10.0
+"""How long a killed process may take to let go of its open files: the kernel does it after the kill was confirmed."""
+
 
 @contextmanager
 def small_disk(folder: Path, options: str) -> Iterator[Path]:
@@ -21,4 +26,8 @@ def small_disk(folder: Path, options: str) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
+        wait_until(lambda: _unmounted(folder), LETTING_GO_S)
+
+
+def _unmounted(folder: Path) -> bool:
+    return subprocess.run(["umount", str(folder)], capture_output=True, check=False).returncode == 0
