@@ -91,6 +91,13 @@ class LocalFile(BadInput):
     exit_code = 16
 
 
+class ProgramNotFound(BadInput):
+    """What was to be run is not a program."""
+
+    code = "program_not_found"
+    exit_code = 16
+
+
 class Faults(BadInput):
     """Several things wrong with one file or command, reported together."""
 
@@ -103,14 +110,15 @@ class Faults(BadInput):
 
 
 class Fault:
-    """One thing wrong: where it is, what it is, what would be right."""
+    """One thing wrong: where it is, what it is, what would be right; `shown` is the line itself, carets under it."""
 
-    __slots__ = ("hint", "message", "where")
+    __slots__ = ("hint", "message", "shown", "where")
 
-    def __init__(self, where: str, message: str, hint: str = "") -> None:
+    def __init__(self, where: str, message: str, hint: str = "", shown: str = "") -> None:
         self.where = where
         self.message = message
         self.hint = hint
+        self.shown = shown
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.message}" if self.where else self.message
@@ -122,15 +130,18 @@ class Fault:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Fault):
             return NotImplemented
-        return (self.where, self.message, self.hint) == (other.where, other.message, other.hint)
+        mine, others = (self.where, self.message, self.hint), (other.where, other.message, other.hint)
+        return (*mine, self.shown) == (*others, other.shown)
 
     def __hash__(self) -> int:
-        return hash((self.where, self.message, self.hint))
+        return hash((self.where, self.message, self.hint, self.shown))
 
     def to_dict(self) -> dict[str, str]:
         body = {"where": self.where, "message": self.message}
         if self.hint:
             body["hint"] = self.hint
+        if self.shown:
+            body["shown"] = self.shown
         return body
 
 
@@ -139,6 +150,13 @@ class FileFaults(Faults):
 
     code = "file_faults"
     exit_code = 16
+
+
+class ConfigFaults(Faults):
+    """A configuration, an override or a sweep says something that can't be."""
+
+    code = "config_faults"
+    exit_code = 21
 
 
 class UnknownRecipe(BadInput):
@@ -159,6 +177,20 @@ class ArgsFaults(Faults):
     """Arguments of a recipe or a stage do not fit their declaration."""
 
     code = "args_faults"
+    exit_code = 28
+
+
+class TooManyTrials(BadInput):
+    """A sweep is larger than anybody confirmed."""
+
+    code = "too_many_trials"
+    exit_code = 22
+
+
+class ProgramFaults(Faults):
+    """A program's words and its parameters do not fit together."""
+
+    code = "program_faults"
     exit_code = 28
 
 
@@ -232,6 +264,20 @@ class ProcessLost(Unavailable):
     exit_code = 45
 
 
+class ScratchBusy(Unavailable):
+    """Another run works with the same checkpoints."""
+
+    code = "scratch_busy"
+    exit_code = 16
+
+
+class ContainmentUnavailable(Unavailable):
+    """A way to keep a program within its memory was asked for and can't be had here."""
+
+    code = "containment"
+    exit_code = 42
+
+
 class CorruptBytes(Damaged):
     """Stored bytes do not have the digest they are named by."""
 
@@ -272,6 +318,13 @@ class PlanDeadline(WorkFailed):
 
     code = "plan_deadline"
     exit_code = 47
+
+
+class SweepGivenUp(WorkFailed):
+    """Everything that a sweep tried failed in the same way."""
+
+    code = "sweep_given_up"
+    exit_code = 1
 
 
 class Cancelled(WorkFailed):

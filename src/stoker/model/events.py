@@ -33,6 +33,7 @@ class Kinds:
     STAGE_WAITING = "stage_waiting"
     STAGE_REWIND = "stage_rewind"
     STAGE_EXPANDED = "stage_expanded"
+    TRIAL_END = "trial_end"
     CACHE_CORRUPT = "cache_corrupt"
     CACHE_DIFFERS = "cache_differs"
     WARNING = "warning"

@@ -1,6 +1,6 @@
 import pytest
 
-from stoker.model.suggest import did_you_mean, nearest
+from stoker.model.suggest import did_you_mean, did_you_mean_path, nearest
 
 NAMES = ["depth", "learning_rate", "Seed", "test_percent"]
 
@@ -35,3 +35,20 @@ def test_the_best_of_several_similar_names_wins():
 def test_names_may_come_from_anything_that_yields_them_once():
     assert nearest("dept", iter(NAMES)) == "depth"
     assert nearest("dept", []) is None
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("depth", "model.depth"),
+        ("dept", "model.depth"),
+        ("model.dept", "model.depth"),
+        ("mdl.depth", "model.depth"),
+        ("shape.lr", "lr"),
+        ("momentum", None),
+    ],
+)
+def test_of_a_dotted_name_the_last_part_is_enough(written, meant):
+    assert did_you_mean_path(written, ["lr", "model.depth", "model.trees"]) == (
+        f"did you mean {meant!r}?" if meant else ""
+    )

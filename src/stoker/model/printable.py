@@ -1,0 +1,25 @@
+"""Text from elsewhere, made safe to show.
+
+What a program printed may hold codes that move a terminal's cursor, set its title or answer in the user's name.
+"""
+
+from __future__ import annotations
+
+import re
+
+# Everything that is not printed as itself, but for tabs, line ends and our own few colours.
+_CODES = re.compile(r"\x1b\[(?:0|1|2|31|32|33)m|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_COLOURED = "\x1b["
+
+
+def printable(text: str) -> str:
+    """Give a text whose control codes are shown instead of obeyed; tabs, line ends and plain colours stay."""
+    if text.isprintable():
+        return text
+    return _CODES.sub(lambda found: found[0] if found[0].startswith(_COLOURED) else f"\\x{ord(found[0]):02x}", text)
+
+
+def one_line(text: str, longest: int = 0) -> str:
+    """Give a text without breaks and control characters, cut where it becomes a story; 0 means any length."""
+    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    return line if not longest or len(line) <= longest else f"{line[: longest - 1]}…"

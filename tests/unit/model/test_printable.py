@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import pytest
+
+from stoker.model.printable import one_line, printable
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("loss 0.5\tok\n", "loss 0.5\tok\n"),
+        ("\x1b]0;owned\x07", "\\x1b]0;owned\\x07"),
+        ("\x1b[2J\x1b[H", "\\x1b[2J\\x1b[H"),
+        ("\x1b[32m✓\x1b[0m done", "\x1b[32m✓\x1b[0m done"),
+        ("\x9b31m", "\\x9b31m"),
+        ("a\rb\x00c", "a\\x0db\\x00c"),
+        ("evil\u202etxt", "evil\\x202etxt"),
+        ("größe 大", "größe 大"),
+    ],
+)
+def test_codes_are_shown_and_not_obeyed(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_a_line_has_no_breaks_and_an_end() -> None:
+    assert one_line("a\n  b\x1bc") == "a b c"
+    assert one_line("abcdef", 4) == "abc…"
