@@ -1,0 +1,105 @@
+"""One configuration file, whichever of its languages it is written in, as a located tree."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from stoker.config.caret import fault_at
+from stoker.config.located import LARGEST_BYTES, Located, Source
+from stoker.host.durable import translated
+from stoker.model.errors import Fault, LocalFile
+from stoker.model.suggest import nearest
+
+SUFFIXES: Final = (".yaml", ".yml", ".toml")
+
+
+def read_config(name: str, path: str, faults: list[Fault]) -> tuple[Source, Located | None]:
+    """Read a file, called `name` in what is said about it. Nothing in place of its tree if it can't be read to its end.
+
+    A file that is not there, or may not be read, is an error at once: there is no line to point at.
+    """
+    if not path.endswith(SUFFIXES):
+        message = f"what language is it in? {name} has no suffix of ours"
+        raise LocalFile(message, hint=f"name it {' or '.join(SUFFIXES)}", path=name)
+    source = _source_of(name, path, _bytes_of(name, path), faults)
+    # Each language on use: a job without a file, or with a file of the other one, need not pay for it.
+    if path.endswith(".toml"):
+        from stoker.config.toml_file import read_toml as read  # noqa: PLC0415
+    else:
+        from stoker.config.yaml_file import read_yaml as read  # noqa: PLC0415
+    tree = read(source, faults)
+    if tree is not None and not tree.is_map:
+        if tree.value is not None:
+            faults.append(fault_at(source.value_of(tree), "a configuration is a map of keys and values"))
+        tree = Located({}, 1, 1, 1, 1)
+    return source, tree
+
+
+def options_in(folder: str) -> dict[str, str]:
+    """Give the configuration files of a folder by their name without suffix; the first suffix of ours wins."""
+    options: dict[str, str] = {}
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return options
+    for suffix in SUFFIXES:
+        for name in names:
+            if name.endswith(suffix) and len(name) > len(suffix):
+                options.setdefault(name[: -len(suffix)], name)
+    return options
+
+
+def _bytes_of(name: str, path: str) -> bytes:
+    try:
+        with translated(name):
+            data = _read(path)
+    except LocalFile as error:
+        if error.data.get("errno") == "ENOENT":
+            hint = _near(path) or error.hint
+            raise LocalFile(f"there is no configuration file {name}", hint=hint, path=name) from None
+        raise
+    if len(data) > LARGEST_BYTES:
+        raise LocalFile(f"{name} is larger than {LARGEST_BYTES >> 20} MiB", hint="is it a configuration?", path=name)
+    return data
+
+
+def _read(path: str) -> bytes:
+    """Read a file, and at most one byte more than may be."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # As much as the system says there is, and then whatever else there is: a pipe has no size.
+        data = os.read(fd, min(os.fstat(fd).st_size, LARGEST_BYTES) + 1)
+        while data and len(data) <= LARGEST_BYTES and (more := os.read(fd, LARGEST_BYTES + 1 - len(data))):
+            data += more
+    finally:
+        os.close(fd)
+    return data
+
+
+def _near(path: str) -> str:
+    folder = os.path.dirname(path) or "."
+    files = sorted(options_in(folder).values())
+    found = nearest(os.path.basename(path), files)
+    if found:
+        return f"did you mean {os.path.join(os.path.dirname(path), found)}?"
+    return f"there are: {', '.join(files[:10])}" if files else ""
+
+
+def _source_of(name: str, path: str, data: bytes, faults: list[Fault]) -> Source:
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        text = data[: error.start].decode("utf-8-sig")
+        source = _source(name, path, text + "\N{REPLACEMENT CHARACTER}")
+        byte = data[error.start]
+        faults.append(
+            fault_at(source.at_index(len(text)), f"the byte 0x{byte:02x} is not UTF-8", hint="save it as UTF-8")
+        )
+        text = ""
+    return _source(name, path, text)
+
+
+def _source(name: str, path: str, text: str) -> Source:
+    text = text.replace("\r\n", "\n")
+    return Source(name=name, path=path, text=text, lines=tuple(text.split("\n")))

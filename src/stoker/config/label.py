@@ -1,0 +1,42 @@
+"""The name of a point: `lr=0.001,model.depth=3`.
+
+It can stand in a shell as it is, is a good name for a folder, and two points of one sweep whose values differ never
+share it. Numbers are written in their shortest exact form, so 1e-3 and 0.001 are one name. A value that is long or
+has odd characters is shortened and ends in `@` and a digest of itself; so does a label that grows too long.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from stoker.config.values import scalar, text_of
+from stoker.model.digests import digest_value
+
+_SAFE = re.compile(r"[A-Za-z0-9_.+-]{1,40}", re.ASCII)
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.+-]+", re.ASCII)
+# Paths have neither + nor %, so nothing else is written like this.
+_IN_PATHS = str.maketrans({"/": "+", "$": "%"})
+_LONGEST_BYTES = 120
+_SHORTENED = 24
+_VALUE_DIGITS, _LABEL_DIGITS = 12, 16
+
+
+def label_of(values: Iterable[tuple[str, Any]]) -> str:
+    """Name a point by its paths and values."""
+    label = ",".join(f"{path.translate(_IN_PATHS)}={_value_label(value)}" for path, value in values)
+    encoded = label.encode()
+    if len(encoded) <= _LONGEST_BYTES:
+        return label
+    kept = encoded[:_LONGEST_BYTES].decode(errors="ignore")
+    return f"{kept}@{digest_value('label', label)[:_LABEL_DIGITS]}"
+
+
+def _value_label(value: Any) -> str:
+    readable: str = value if type(value) is str else text_of(value)
+    # Text that looks like a number or a word of the grammar is not the same as that.
+    if _SAFE.fullmatch(readable) and (scalar(readable) is readable) is (type(value) is str):
+        return readable
+    plain = _UNSAFE.sub("_", readable[: 2 * _SHORTENED]).strip("_")[:_SHORTENED]
+    return f"{plain}@{digest_value('label', value)[:_VALUE_DIGITS]}"

@@ -1,0 +1,304 @@
+"""Sweeps: a tree of axes that says which points there are, and in which order, without making them.
+
+The order is part of the contract: in a product the first part is slowest, as in nested loops; a concatenation gives
+its parts one after the other; leaving points out or sampling keeps the order of the rest. Points are made one at a
+time, so memory does not grow with their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from hashlib import sha256
+from itertools import islice, repeat
+from math import prod
+from typing import Any
+
+from stoker.config.axis import Axis, Choice
+from stoker.config.label import label_of
+from stoker.config.values import same
+from stoker.model.errors import ConfigFaults, Fault
+from stoker.model.frozen import frozen, frozen_by_position
+
+Condition = Mapping[str, Any]
+"""Values by path; a point agrees with it if it has all of these."""
+
+# A part of a product that is walked again and again is kept up to this many points.
+_KEPT = 4096
+# Counting what overlapping conditions leave out may take a step for every set of them that can hold together.
+_MOST_STEPS = 5_000
+_MOST_WALKED = 100_000
+
+_Choices = tuple[tuple[str, Choice], ...]
+
+
+@frozen_by_position
+class Product:
+    """Every combination of its parts' points."""
+
+    parts: tuple[Sweep, ...]
+
+
+@frozen_by_position
+class Zip:
+    """Axes of one length, walked together."""
+
+    parts: tuple[Axis, ...]
+
+
+@frozen_by_position
+class Concat:
+    """One sweep after the other."""
+
+    parts: tuple[Sweep, ...]
+
+
+@frozen
+class Exclude:
+    """A sweep without the points that agree with one of these conditions."""
+
+    of: Sweep
+    conditions: tuple[Condition, ...]
+
+
+@frozen
+class Sample:
+    """So many points of a sweep (or all, if it has fewer), chosen by a seed and nothing else."""
+
+    of: Sweep
+    count: int
+    seed: int = 0
+
+
+Sweep = Axis | Product | Zip | Concat | Exclude | Sample
+
+
+@frozen_by_position
+class Point:
+    """One trial's choices: path and choice of each axis, in the order of the axes."""
+
+    choices: tuple[tuple[str, Choice], ...]
+
+    @property
+    def label(self) -> str:
+        """Its name: fit for a shell and for a folder, and its own within a sweep."""
+        return label_of((path, choice.value) for path, choice in self.choices)
+
+
+def size(sweep: Sweep) -> int:
+    """Count the points without making them, duplicates included."""
+    return _count(sweep, {})
+
+
+def points(sweep: Sweep) -> Iterator[Point]:
+    """Give the points one at a time, in order."""
+    return map(Point, _walk(sweep))
+
+
+def paths_of(sweep: Sweep) -> tuple[str, ...]:
+    """Give every path that the sweep sets at some point, in order."""
+    return tuple(dict.fromkeys(axis.path for axis in axes_of(sweep)))
+
+
+def axes_of(sweep: Sweep) -> Iterator[Axis]:
+    """Give every axis of the tree, in order."""
+    match sweep:
+        case Axis():
+            yield sweep
+        case Exclude() | Sample():
+            yield from axes_of(sweep.of)
+        case _:
+            for part in sweep.parts:
+                yield from axes_of(part)
+
+
+def _walk(sweep: Sweep) -> Iterator[_Choices]:
+    match sweep:
+        case Axis():
+            return zip(_walk_pairs(sweep))
+        case Product():
+            return _walk_product(sweep.parts)
+        case Zip():
+            return zip(*map(_walk_pairs, sweep.parts), strict=True)
+        case Concat():
+            return (choices for part in sweep.parts for choices in _walk(part))
+        case Exclude():
+            return (choices for choices in _walk(sweep.of) if not _agrees_with_any(choices, sweep.conditions))
+        case Sample():
+            return _walk_sample(sweep)
+
+
+def _walk_pairs(axis: Axis) -> Iterator[tuple[str, Choice]]:
+    return zip(repeat(axis.path), axis.choices)
+
+
+def _walk_product(parts: tuple[Sweep, ...]) -> Iterator[_Choices]:
+    """Count like an odometer, so that neither memory nor the stack grows with the number of parts."""
+    if not parts:
+        yield ()
+        return
+    again = [_walk_again(part) for part in parts]
+    last = len(parts) - 1
+    walks = [iter(again[0]())]
+    heads: list[_Choices] = [()]
+    while walks:
+        if len(walks) > last:
+            head = heads[-1]
+            for choices in walks.pop():
+                yield head + choices
+            heads.pop()
+            continue
+        found = next(walks[-1], None)
+        if found is None:
+            walks.pop()
+            heads.pop()
+        else:
+            heads.append(heads[-1] + found)
+            walks.append(iter(again[len(walks)]()))
+
+
+def _walk_again(part: Sweep) -> Callable[[], Iterable[_Choices]]:
+    if size(part) > _KEPT:
+        return lambda: _walk(part)
+    kept = list(_walk(part))
+    return lambda: kept
+
+
+def _walk_sample(sample: Sample) -> Iterator[_Choices]:
+    if sample.count >= size(sample.of):
+        yield from _walk(sample.of)
+        return
+    base, conditions = (sample.of.of, sample.of.conditions) if isinstance(sample.of, Exclude) else (sample.of, ())
+    chosen: list[int] = []
+    for index in _shuffled(size(base), sample.seed):
+        if not conditions or not _agrees_with_any(_at(base, index), conditions):
+            chosen.append(index)
+        if len(chosen) == sample.count:
+            break
+    for index in sorted(chosen):
+        yield _at(base, index)
+
+
+def _shuffled(count: int, seed: int) -> Iterator[int]:
+    """Give the numbers below `count` in an order that the seed decides, the same in every version of Python."""
+    moved: dict[int, int] = {}
+    for drawn in range(count):
+        digest = sha256(b"stoker/sample\0%d:%d" % (seed, drawn)).digest()
+        other = drawn + int.from_bytes(digest) % (count - drawn)
+        yield moved.get(other, other)
+        moved[other] = moved.pop(drawn, drawn)
+
+
+def _at(sweep: Sweep, index: int) -> _Choices:
+    """Give the choices of one point by its index from 0."""
+    match sweep:
+        case Axis():
+            return ((sweep.path, sweep.choices.at(index)),)
+        case Product():
+            found: list[_Choices] = []
+            for part in reversed(sweep.parts):
+                index, own = divmod(index, size(part))
+                found.append(_at(part, own))
+            return tuple(choice for choices in reversed(found) for choice in choices)
+        case Zip():
+            return tuple((axis.path, axis.choices.at(index)) for axis in sweep.parts)
+        case Concat():
+            for part in sweep.parts:
+                if index < size(part):
+                    return _at(part, index)
+                index -= size(part)
+            raise IndexError(index)
+        case Exclude() | Sample():
+            return next(islice(_walk(sweep), index, None))
+
+
+def _agrees_with_any(choices: _Choices, conditions: tuple[Condition, ...]) -> bool:
+    values = {path: choice.value for path, choice in choices}
+    return any(
+        all(path in values and same(values[path], value) for path, value in condition.items())
+        for condition in conditions
+    )
+
+
+def _count(sweep: Sweep, condition: Condition) -> int:
+    """Count the points that agree with a condition."""
+    match sweep:
+        case Axis():
+            return _count_rows((sweep,), condition)
+        case Zip():
+            return _count_rows(sweep.parts, condition)
+        case Product():
+            return _count_product(sweep.parts, condition)
+        case Concat():
+            return sum(_count(part, condition) for part in sweep.parts)
+        case Exclude():
+            return _count(sweep.of, condition) - _count_any(sweep.of, condition, sweep.conditions)
+        case Sample():
+            return _count_sample(sweep, condition)
+
+
+def _count_rows(axes: tuple[Axis, ...], condition: Condition) -> int:
+    """Count among axes that are walked together."""
+    if not condition:
+        return axes[0].count
+    if len(axes) == len(condition) == 1 and axes[0].path in condition:
+        return len(axes[0].choices.indexes_of(condition[axes[0].path]))
+    by_path = {axis.path: axis for axis in axes}
+    if not condition.keys() <= by_path.keys():
+        return 0
+    found = [by_path[path].choices.indexes_of(value) for path, value in condition.items()]
+    return len(found[0]) if len(found) == 1 else len(set(found[0]).intersection(*found[1:]))
+
+
+def _count_product(parts: tuple[Sweep, ...], condition: Condition) -> int:
+    if not condition:
+        return prod(size(part) for part in parts)
+    total, met = 1, 0
+    for part in parts:
+        known = (part.path,) if isinstance(part, Axis) else paths_of(part)
+        own = {path: condition[path] for path in known if path in condition}
+        met += len(own)
+        total *= _count(part, own)
+    return total if met == len(condition) else 0
+
+
+def _count_sample(sample: Sample, condition: Condition) -> int:
+    if not condition:
+        return min(sample.count, size(sample.of))
+    return sum(1 for choices in _walk(sample) if _agrees_with_any(choices, (condition,)))
+
+
+def _count_any(of: Sweep, condition: Condition, others: tuple[Condition, ...]) -> int:
+    """Count the points that agree with a condition and with at least one of some others.
+
+    Every set of the others that can hold together is added or taken away by turns. Sets that can't are cut off early,
+    so in practice there are few; where there are many, the points are walked if they are not too many as well.
+    """
+    total, steps = 0, 0
+    pending: list[tuple[int, Condition, int]] = [(0, condition, 1)]
+    while pending:
+        first, held, sign = pending.pop()
+        for index in range(first, len(others)):
+            steps += 1
+            if steps > _MOST_STEPS:
+                return _walk_and_count(of, condition, others)
+            both = _both(held, others[index])
+            found = _count(of, both) if both is not None else 0
+            if both is not None and found:
+                total += sign * found
+                pending.append((index + 1, both, -sign))
+    return total
+
+
+def _both(one: Condition, other: Condition) -> Condition | None:
+    if any(path in one and not same(one[path], value) for path, value in other.items()):
+        return None
+    return {**one, **other}
+
+
+def _walk_and_count(of: Sweep, condition: Condition, others: tuple[Condition, ...]) -> int:
+    if size(of) > _MOST_WALKED:
+        message = f"{len(others)} exclusions overlap in too many ways to be counted"
+        raise ConfigFaults(message, faults=(Fault("sweep.exclude", message),), hint="exclude less, or sweep less")
+    return sum(
+        1 for choices in _walk(of) if _agrees_with_any(choices, (condition,)) and _agrees_with_any(choices, others)
+    )

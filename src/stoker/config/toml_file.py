@@ -1,0 +1,92 @@
+"""TOML files into located trees: read by `tomllib`, located by `toml_places`, bounded as YAML is."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+from stoker.config.caret import fault_at
+from stoker.config.located import DEEPEST, MOST_VALUES, Located, Source, StopReading
+from stoker.config.toml_places import Path, Spot, find_long_number, find_places, refuse_deep_keys
+from stoker.model.errors import Fault
+
+_SAID = re.compile(r"(?P<what>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)", re.DOTALL)
+_PLAIN = (bool, int, float, str)
+_MOST_BITS = 8192
+
+
+def read_toml(source: Source, faults: list[Fault]) -> Located | None:
+    """Read a file; nothing if it could not be read to its end."""
+    import tomllib  # noqa: PLC0415 - milliseconds that only a TOML file should cost
+
+    try:
+        refuse_deep_keys(source)
+        raw = tomllib.loads(source.text)
+        places = find_places(source)
+        return _Locating(source, faults, places).locate(raw, (), Spot((1, 1), (1, 1)))
+    except tomllib.TOMLDecodeError as error:
+        faults.append(_syntax_fault(source, str(error)))
+    except RecursionError:
+        faults.append(Fault(source.name, f"is nested deeper than {DEEPEST} levels"))
+    except ValueError as error:
+        faults.append(_number_fault(source) or Fault(source.name, f"is not TOML: {error}"))
+    except StopReading as stop:
+        faults.append(stop.fault)
+    return None
+
+
+def _number_fault(source: Source) -> Fault | None:
+    """Python limits the digits that it reads, and tomllib passes that on without a place: find the place."""
+    found = find_long_number(source, sys.get_int_max_str_digits())
+    if found is None:
+        return None
+    origin, count = found
+    return fault_at(origin, f"a whole number of {count} digits is too large", hint="put it in quotes if it is text")
+
+
+def _syntax_fault(source: Source, said: str) -> Fault:
+    found = _SAID.fullmatch(said)
+    if found is None:
+        return Fault(source.name, f"is not TOML: {said}")
+    what = found["what"][:1].lower() + found["what"][1:]
+    if found["line"]:
+        origin = source.at(int(found["line"]), int(found["column"]))
+    else:
+        line = max(len(source.lines), 1)
+        origin = source.at(line, len(source.lines[line - 1]) + 1 if source.lines else 1)
+    hint = "put text in quotes" if what.startswith("invalid value") else ""
+    return fault_at(origin, f"is not TOML: {what}", hint=hint)
+
+
+class _Locating:
+    """Joins values with their places."""
+
+    def __init__(self, source: Source, faults: list[Fault], places: dict[Path, Spot]) -> None:
+        self._source = source
+        self._faults = faults
+        self._places = places
+        self._count = 0
+
+    def locate(self, raw: Any, path: Path, around: Spot) -> Located:
+        spot = self._places.get(path, around)
+        self._count += 1
+        if self._count > MOST_VALUES:
+            raise self._source.too_many(*spot.key)
+        if len(path) > DEEPEST:
+            raise self._source.too_deep(*spot.value)
+        value = raw
+        if type(raw) is dict:
+            value = {key: self.locate(item, (*path, key), spot) for key, item in raw.items()}
+        elif type(raw) is list:
+            value = [self.locate(item, (*path, index), spot) for index, item in enumerate(raw)]
+        else:
+            self._refuse(raw, spot)
+        return Located(value, *spot.value, *spot.key)
+
+    def _refuse(self, raw: Any, spot: Spot) -> None:
+        origin = self._source.at(*spot.value)
+        if type(raw) not in _PLAIN:
+            self._faults.append(fault_at(origin, "a date or time is no value here", hint="put it in quotes"))
+        elif type(raw) is int and raw.bit_length() > _MOST_BITS:
+            self._faults.append(fault_at(origin, f"a whole number of {raw.bit_length()} bits is too large"))

@@ -1,0 +1,247 @@
+"""Where things stand in a TOML text: the place of every key and of every value.
+
+`tomllib` reads the values and forgets where they stood. This walks over the same text, which is known to be valid,
+and notes places only. Keys written more than once (a table and its sub-table) keep their first place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from stoker.config.located import DEEPEST, MOST_VALUES, Source
+from stoker.config.origin import Origin
+from stoker.model.frozen import frozen_by_position
+
+Path = tuple[str | int, ...]
+"""Keys and positions from the outside in."""
+
+_BLANK = re.compile(r"[ \t]*")
+_GAP = re.compile(r"(?:[ \t\r\n]++|#[^\n]*+)*")
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_STRING = re.compile(
+    r'"""(?:\\.|"{1,2}+(?!")|[^"\\]++)*+"{3,5}'
+    r"|'''(?:'{1,2}+(?!')|[^']++)*+'{3,5}"
+    r'|"(?:\\.|[^"\\])*+"'
+    r"|'[^']*+'",
+    re.DOTALL,
+)
+_WORD = re.compile(r"[^,\]}#\n]*")
+_STEP = r"""(?:[A-Za-z0-9_-]++|"(?:\\.|[^"\\\n])*+"|'[^'\n]*+')"""
+_ONE_STEP = re.compile(_STEP)
+# What a text is made of, as far as it matters here. An opening quote without an end is the end of what can be read.
+_PIECE = re.compile(
+    r'"""(?:\\.|"{1,2}+(?!")|[^"\\]++)*+"{3,5}'
+    r"|'''(?:'{1,2}+(?!')|[^']++)*+'{3,5}"
+    rf"|(?P<open>'''|\"\"\")|(?P<keys>{_STEP}(?:[ \t]*+\.[ \t]*+{_STEP})*+)|#[^\n]*+|(?P<torn>[\"'])",
+    re.DOTALL,
+)
+_PLAIN_KEYS = re.compile(r"([A-Za-z0-9_-]++(?:\.[A-Za-z0-9_-]++)*+)[ \t]*+[=\]]")
+_IS_KEY = re.compile(r"[ \t]*=")
+_WHOLE = re.compile(r"[0-9][0-9_]*+")
+
+
+@frozen_by_position
+class Spot:
+    """The places of a key (or of a list's item) and of its value."""
+
+    key: tuple[int, int]
+    value: tuple[int, int]
+
+
+def find_places(source: Source) -> dict[Path, Spot]:
+    """Scan a text that `tomllib` has read."""
+    # It saw line ends without carriage returns, and so do our columns.
+    scan = _Scan(source)
+    scan.run()
+    return scan.places
+
+
+def refuse_deep_keys(source: Source) -> None:
+    """Stop at a dotted key of too many steps, before `tomllib` spends the square of them on it."""
+    if source.text.count(".") < DEEPEST:
+        return
+    for start, keys in _key_like(source.text):
+        if len(keys) > 2 * DEEPEST and len(_ONE_STEP.findall(keys)) > DEEPEST:
+            place = source.at_index(start)
+            raise source.too_deep(place.line, place.column)
+
+
+def find_long_number(source: Source, most_digits: int) -> tuple[Origin, int] | None:
+    """Find the first whole number with more digits than that: its place and how many it has."""
+    for start, word in _key_like(source.text):
+        if len(word) > most_digits and _WHOLE.fullmatch(word.lstrip("-")):
+            count = sum(map(str.isdigit, word))
+            if count > most_digits and not _IS_KEY.match(source.text, start + len(word)):
+                return source.at_index(start), count
+    return None
+
+
+def _key_like(text: str) -> Iterator[tuple[int, str]]:
+    """Give what looks like a key, dotted or not, outside of comments and of texts of several lines."""
+    for found in _PIECE.finditer(text):
+        if found["open"] or found["torn"]:
+            return
+        if found["keys"]:
+            yield found.start(), found["keys"]
+
+
+class _Scan:
+    def __init__(self, source: Source) -> None:
+        self.places: dict[Path, Spot] = {}
+        self._source = source
+        self._text = source.text
+        self._at = 0
+        self._line = 1
+        self._line_start = 0
+        self._counts: dict[Path, int] = {}
+        self._table: Path = ()
+
+    def run(self) -> None:
+        self._skip(_GAP)
+        while self._at < len(self._text):
+            if self._text.startswith("[[", self._at):
+                self._array_of_tables()
+            elif self._text[self._at] == "[":
+                self._advance(1)
+                self._table = self._indexed(self._keys())
+                self._advance(1)
+            else:
+                self._pair(self._table)
+            self._skip(_GAP)
+
+    def _array_of_tables(self) -> None:
+        self._advance(2)
+        keys = self._keys()
+        outer = self._indexed(keys[:-1])
+        name, place = keys[-1]
+        path = (*outer, name)
+        self._note(path, place, place)
+        self._counts[path] = self._counts.get(path, -1) + 1
+        self._table = (*path, self._counts[path])
+        self._note(self._table, place, place)
+        self._advance(2)
+
+    def _indexed(self, keys: list[tuple[str, tuple[int, int]]]) -> Path:
+        """Follow keys through the tables above, into the newest item of each array of tables."""
+        path: Path = ()
+        for name, place in keys:
+            path = (*path, name)
+            self._note(path, place, place)
+            if path in self._counts:
+                path = (*path, self._counts[path])
+        return path
+
+    def _pair(self, outer: Path) -> None:
+        path = outer
+        keys = self._keys()
+        for name, place in keys[:-1]:
+            path = (*path, name)
+            self._note(path, place, place)
+        name, place = keys[-1]
+        self._advance(1)
+        self._skip(_BLANK)
+        self._value((*path, name), place)
+
+    def _keys(self) -> list[tuple[str, tuple[int, int]]]:
+        """Read a dotted key and stop at what comes after it."""
+        plain = _PLAIN_KEYS.match(self._text, self._at)
+        if plain is not None:
+            return self._plain_keys(plain[1])
+        keys = []
+        while True:
+            self._skip(_BLANK)
+            place = self._place()
+            string = _STRING.match(self._text, self._at)
+            found = string or _BARE.match(self._text, self._at)
+            assert found is not None, "tomllib has read this text"  # noqa: S101 - else the scan would never end
+            keys.append((_unquoted(found[0]) if string else found[0], place))
+            self._advance(len(found[0]))
+            self._skip(_BLANK)
+            if self._text[self._at] != ".":
+                return keys
+            self._advance(1)
+
+    def _plain_keys(self, dotted: str) -> list[tuple[str, tuple[int, int]]]:
+        """Take apart a key of bare steps in one go: there may be a million of them."""
+        line, column = self._place()
+        keys = []
+        for name in dotted.split("."):
+            keys.append((name, (line, column)))
+            column += len(name) + 1
+        self._advance(len(dotted))
+        self._skip(_BLANK)
+        return keys
+
+    def _value(self, path: Path, key: tuple[int, int]) -> None:
+        place = self._place()
+        self._note(path, key, place)
+        if len(path) > DEEPEST:
+            raise self._source.too_deep(*place)
+        opening = self._text[self._at]
+        if opening == "[":
+            self._items(path)
+        elif opening == "{":
+            self._inline_table(path)
+        elif opening in "\"'":
+            self._skip(_STRING)
+        else:
+            self._skip(_WORD)
+
+    def _items(self, path: Path) -> None:
+        self._advance(1)
+        self._skip(_GAP)
+        index = 0
+        while self._text[self._at] != "]":
+            self._value((*path, index), self._place())
+            index += 1
+            self._skip(_GAP)
+            if self._text[self._at] == ",":
+                self._advance(1)
+                self._skip(_GAP)
+        self._advance(1)
+
+    def _inline_table(self, path: Path) -> None:
+        self._advance(1)
+        self._skip(_GAP)
+        while self._text[self._at] != "}":
+            self._pair(path)
+            self._skip(_GAP)
+            if self._text[self._at] == ",":
+                self._advance(1)
+                self._skip(_GAP)
+        self._advance(1)
+
+    def _note(self, path: Path, key: tuple[int, int], value: tuple[int, int]) -> None:
+        if path in self.places:
+            return
+        self.places[path] = Spot(key, value)
+        if len(self.places) > MOST_VALUES:
+            raise self._source.too_many(*key)
+
+    def _place(self) -> tuple[int, int]:
+        return self._line, self._at - self._line_start + 1
+
+    def _skip(self, pattern: re.Pattern[str]) -> None:
+        found = pattern.match(self._text, self._at)
+        if found:
+            self._advance(len(found[0]))
+
+    def _advance(self, count: int) -> None:
+        breaks = self._text.count("\n", self._at, self._at + count)
+        self._at += count
+        if breaks:
+            self._line += breaks
+            self._line_start = self._text.rfind("\n", 0, self._at) + 1
+
+
+def _unquoted(key: str) -> str:
+    if key.startswith("'"):
+        return key[1:-1]
+    if "\\" not in key:
+        return key[1:-1]
+    import tomllib  # noqa: PLC0415 - only a key with an escape in it needs its reader
+
+    read: Any = next(iter(tomllib.loads(f"{key} = 0")))
+    return str(read)

@@ -1,0 +1,311 @@
+"""YAML files into located trees: by the 1.2 core schema, bounded, all faults of a file together.
+
+Anchors, aliases and merge keys (`<<`) are honoured; tags beyond the core, keys that are not text, keys given twice and
+several documents are refused. PyYAML tells what stands where (its C parser if it has one); what that means is decided
+here, one event after the other and without recursion.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from stoker.config.caret import fault_at
+from stoker.config.located import DEEPEST, MOST_VALUES, Located, Source, StopReading
+from stoker.config.yaml_scalars import read_plain, read_tagged, refuse_tag
+from stoker.model.errors import Fault
+
+# What YAML does not allow in a file. Looked for first, so that its parser never meets it.
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_HINTS = (
+    ("mapping values are not allowed", "put a text with ': ' in it in quotes; keys of one map stand below each other"),
+    ("cannot start any token", "put the value in quotes"),
+    ("did not find expected ',' or", "a bracket is not closed, or a comma is missing"),
+    ("did not find expected key", "keys of one map begin in the same column"),
+    ("could not find expected ':'", "a key is followed by a colon and a space"),
+)
+
+
+def read_yaml(source: Source, faults: list[Fault]) -> Located | None:
+    """Read a file's one document; an empty file is an empty map. Nothing if it could not be read to its end."""
+    bad = _CONTROL.search(source.text) if source.text.isascii() else _not_text().search(source.text)
+    if bad:
+        origin = source.at_index(bad.start())
+        faults.append(fault_at(origin, f"the character U+{ord(bad[0]):04X} may not stand in YAML"))
+        return None
+    try:
+        return _compose(source, faults)
+    except StopReading as stop:
+        faults.append(stop.fault)
+        return None
+
+
+def _compose(source: Source, faults: list[Fault]) -> Located | None:
+    import yaml  # noqa: PLC0415 - tens of milliseconds that only a YAML file should cost
+
+    parser = _parser(source.text)
+    composer = _Composer(source, faults)
+    scalar, read_next, is_scalar, is_last = composer.scalar, parser.get_event, yaml.ScalarEvent, yaml.StreamEndEvent
+    try:
+        while True:
+            event = read_next()
+            if type(event) is is_scalar:
+                scalar(event)
+            elif type(event) is is_last:
+                break
+            else:
+                composer.take(event)
+    except yaml.MarkedYAMLError as error:
+        raise StopReading(_syntax_fault(source, error)) from None
+    finally:
+        parser.dispose()
+    return composer.root or Located({}, 1, 1, 1, 1)
+
+
+@cache
+def _not_text() -> re.Pattern[str]:
+    # The same for all of Unicode; it takes milliseconds to compile, which only text beyond ASCII should cost.
+    return re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def _parser(text: str) -> Any:
+    """Give PyYAML's parser: the one written in C, if it was built with it."""
+    try:
+        from yaml.cyaml import CParser  # type: ignore[attr-defined]  # noqa: PLC0415 - as above; stubs leave it out
+    except ImportError:
+        from yaml import SafeLoader  # noqa: PLC0415 - as above
+
+        return SafeLoader(text)
+    return CParser(text)
+
+
+def _syntax_fault(source: Source, error: Any) -> Fault:
+    # What is never closed is noticed only at the end of the file; where it was opened says more.
+    marks = [mark for mark in (error.problem_mark, error.context_mark) if mark is not None]
+    places = [source.at(mark.line + 1, mark.column + 1) for mark in marks]
+    origin = next((place for place in places if place.text.strip()), source.at(1, 1))
+    problem = error.problem or error.context or "it can't be read"
+    shown, column = origin.text, origin.column
+    if "\t" in shown[: len(shown) - len(shown.lstrip())] or shown[column - 1 : column] == "\t":
+        hint = "indent with spaces, never with tabs"
+    else:
+        hint = next((hint for words, hint in _HINTS if words in problem), "")
+    return fault_at(origin, f"is not YAML: {problem}", hint=hint)
+
+
+class _Frame:
+    """A map or a list that is being read."""
+
+    __slots__ = (
+        "anchor",
+        "column",
+        "deepest",
+        "entries",
+        "items",
+        "key",
+        "key_column",
+        "key_line",
+        "line",
+        "merges",
+        "weight",
+    )
+
+    def __init__(self, line: int, column: int, anchor: str | None, *, is_map: bool) -> None:
+        self.line = line
+        self.column = column
+        self.anchor = anchor
+        self.entries: dict[str, Located] = {}
+        self.items: list[Located] | None = None if is_map else []
+        self.merges: list[Located] | None = None
+        # The key whose value comes next: a text, `_AWAITED`, `_MERGE` or, after a fault, `_DROPPED`.
+        self.key: Any = _AWAITED
+        self.key_line = line
+        self.key_column = column
+        self.weight = 1
+        self.deepest = 0
+
+
+class _Composer:
+    """Builds one document from events."""
+
+    def __init__(self, source: Source, faults: list[Fault]) -> None:
+        self.root: Located | None = None
+        self._source = source
+        self._faults = faults
+        self._stack: list[_Frame] = []
+        self._top: _Frame | None = None
+        self._anchors: dict[str, tuple[Located, int, int]] = {}
+        self._open: set[str] = set()
+        self._total = 0
+
+    def take(self, event: Any) -> None:
+        """Take an event other than a scalar."""
+        step = _STEPS.get(type(event).__name__)
+        if step is not None:
+            step(self, event)
+
+    def document(self, event: Any) -> None:
+        if self.root is not None:
+            line, column = _place(event)
+            raise StopReading(fault_at(self._source.at(line, column), "a configuration is one document, not several"))
+
+    def scalar(self, event: Any) -> None:
+        mark = event.start_mark
+        line, column = mark.line + 1, mark.column + 1
+        value: Any = event.value
+        if event.tag is not None:
+            value = self._read(event, line, column)
+        elif event.implicit[0]:
+            try:
+                value = read_plain(value)
+            except ValueError as error:
+                self._fault(line, column, str(error))
+        frame = self._top
+        if frame is None or frame.items is not None or event.anchor is not None:
+            self._put(Located(value, line, column, line, column), 1, 0, event.anchor)
+            return
+        # Nearly everything in a file is a key or its value: these two go the short way.
+        self._total += 1
+        frame.weight += 1
+        key = frame.key
+        if type(key) is str:
+            # Past the named tuple's own constructor: this line runs for every leaf of every file.
+            frame.entries[key] = _new(Located, (value, line, column, frame.key_line, frame.key_column))
+            frame.key = _AWAITED
+        elif key is not _AWAITED:
+            self._take_value(frame, Located(value, line, column, line, column))
+        elif value == "<<" and event.implicit[0]:
+            frame.key = _MERGE
+        else:
+            self._take_key(frame, value, line, column)
+
+    def alias(self, event: Any) -> None:
+        line, column = _place(event)
+        known = self._anchors.get(event.anchor)
+        if event.anchor in self._open:
+            raise StopReading(fault_at(self._source.at(line, column), f"*{event.anchor} stands inside itself"))
+        if known is None:
+            self._fault(line, column, f"there is no anchor &{event.anchor} above")
+            known = (Located(None, line, column, line, column), 1, 0)
+        node, weight, deepest = known
+        if len(self._stack) + deepest > DEEPEST:
+            raise self._source.too_deep(line, column)
+        self._put(node, weight, deepest, None)
+
+    def start_map(self, event: Any) -> None:
+        self._start(event, "map", is_map=True)
+
+    def start_list(self, event: Any) -> None:
+        self._start(event, "seq", is_map=False)
+
+    def end(self, _event: Any) -> None:
+        frame = self._stack.pop()
+        self._top = self._stack[-1] if self._stack else None
+        if frame.merges is not None:
+            # What merged maps have and the map itself has not; the first of several wins.
+            for merged in frame.merges:
+                for key, node in merged.value.items():
+                    frame.entries.setdefault(key, node)
+        if frame.anchor is not None:
+            self._open.discard(frame.anchor)
+        value = frame.entries if frame.items is None else frame.items
+        self._total -= frame.weight - 1
+        node = Located(value, frame.line, frame.column, frame.line, frame.column)
+        self._put(node, frame.weight, frame.deepest + 1, frame.anchor)
+
+    def _start(self, event: Any, kind: str, *, is_map: bool) -> None:
+        line, column = _place(event)
+        if len(self._stack) >= DEEPEST:
+            raise self._source.too_deep(line, column)
+        if event.tag:
+            try:
+                refuse_tag(event.tag, kind)
+            except ValueError as error:
+                self._fault(line, column, str(error))
+        if event.anchor is not None:
+            self._open.add(event.anchor)
+        self._top = _Frame(line, column, event.anchor, is_map=is_map)
+        self._stack.append(self._top)
+
+    def _read(self, event: Any, line: int, column: int) -> Any:
+        """Give the value of a scalar with a tag; one that does not fit it is noted, and stands for its text."""
+        try:
+            return read_tagged(event.tag, event.value)
+        except ValueError as error:
+            self._fault(line, column, str(error))
+            return event.value
+
+    def _count(self, weight: int, line: int, column: int) -> None:
+        self._total += weight
+        if self._total > MOST_VALUES:
+            origin = self._source.at(line, column)
+            raise StopReading(fault_at(origin, f"there are more than {MOST_VALUES} values, aliases included"))
+
+    def _put(self, node: Located, weight: int, deepest: int, anchor: str | None) -> None:
+        """Put a finished node where it belongs: into a list, as a key, as the value of one, or as the document."""
+        if anchor is not None:
+            self._anchors[anchor] = (node, weight, deepest)
+        self._count(weight, node.line, node.column)
+        frame = self._top
+        if frame is None:
+            self.root = node
+            return
+        frame.weight += weight
+        frame.deepest = max(frame.deepest, deepest)
+        if frame.items is not None:
+            frame.items.append(node)
+        elif frame.key is _AWAITED:
+            self._take_key(frame, node.value, node.line, node.column)
+        else:
+            self._take_value(frame, node)
+
+    def _take_key(self, frame: _Frame, value: Any, line: int, column: int) -> None:
+        if self._total > MOST_VALUES:
+            self._count(0, line, column)
+        frame.key_line, frame.key_column = line, column
+        frame.key = value
+        if type(value) is not str:
+            frame.key = _DROPPED
+            what = "a map or a list" if type(value) in (dict, list) else f"{value!r}"
+            self._fault(line, column, f"a key is text, not {what}", "put it in quotes")
+        elif value in frame.entries:
+            frame.key = _DROPPED
+            first = frame.entries[value].key_line
+            self._fault(line, column, f"{value!r} is given twice", f"first on line {first}")
+
+    def _take_value(self, frame: _Frame, node: Located) -> None:
+        key, frame.key = frame.key, _AWAITED
+        if key is _MERGE:
+            frame.merges = [*(frame.merges or ()), *self._maps_in(node)]
+        elif key is not _DROPPED:
+            frame.entries[key] = node.under(frame.key_line, frame.key_column)
+
+    def _maps_in(self, node: Located) -> list[Located]:
+        nodes = node.value if type(node.value) is list else [node]
+        for one in nodes:
+            if not one.is_map:
+                self._fault(one.line, one.column, "<< takes a map or a list of maps", "write <<: *NAME")
+        return [one for one in nodes if one.is_map]
+
+    def _fault(self, line: int, column: int, message: str, hint: str = "") -> None:
+        self._faults.append(fault_at(self._source.at(line, column), message, hint=hint))
+
+
+def _place(event: Any) -> tuple[int, int]:
+    mark = event.start_mark
+    return mark.line + 1, mark.column + 1
+
+
+_AWAITED, _MERGE, _DROPPED = object(), object(), object()
+_new = tuple.__new__
+
+_STEPS: dict[str, Callable[[_Composer, Any], None]] = {
+    "AliasEvent": _Composer.alias,
+    "MappingStartEvent": _Composer.start_map,
+    "SequenceStartEvent": _Composer.start_list,
+    "MappingEndEvent": _Composer.end,
+    "SequenceEndEvent": _Composer.end,
+    "DocumentStartEvent": _Composer.document,
+}
