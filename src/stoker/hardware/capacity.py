@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from stoker.hardware.admission import floor_bytes
 from stoker.host.disk import memory_total_bytes, usable_cores
-from stoker.model.resources import GIB, Capacity
+from stoker.model.resources import Capacity
 
 _NVIDIA = "/proc/driver/nvidia/gpus"
-_FLOOR_BYTES = 6 * GIB
 
 
 def capacity_here(environment: Mapping[str, str], *, driver_folder: str = _NVIDIA) -> Capacity:
@@ -22,7 +22,7 @@ def capacity_here(environment: Mapping[str, str], *, driver_folder: str = _NVIDI
     return Capacity(
         cpu=usable_cores(),
         gpus=visible_gpus(environment.get("CUDA_VISIBLE_DEVICES"), driver_folder),
-        memory_bytes=total - min(_FLOOR_BYTES, total // 10),
+        memory_bytes=total - floor_bytes(total),
     )
 
 

@@ -1,7 +1,7 @@
 """Limits that a container or a service puts on us, read from the kernel's control groups, versions 1 and 2.
 
 A limit may stand at any level above us and the smallest counts. Anything that is missing or can't be read means "no
-limit": this only narrows what the machine itself has. Reads only; setting limits is another matter.
+limit": this only narrows what the machine itself has. Reads only; `containment` makes groups and sets limits.
 """
 
 from __future__ import annotations
@@ -32,6 +32,19 @@ def memory_uses(proc: str = "/proc") -> list[MemoryUse]:
     return [use for folder, version in _levels("memory", proc) if (use := _memory_use(folder, version)) is not None]
 
 
+def own_group(controller: str, version: int, proc: str = "/proc", *, of: int | str = "self") -> str | None:
+    """Give the folder of the group that we, or another process, are in; `None` if it is not there to be seen."""
+    folders = (folder for folder, found in _levels(controller, proc, of) if found == version)
+    return next((folder for folder in folders if os.path.isdir(folder)), None)
+
+
+def group_at(path: str, proc: str = "/proc") -> str | None:
+    """Give the folder of a version 2 group that somebody else calls by its path; `None` if it is not to be seen."""
+    mounts = (mount for mount in _mounts(proc) if mount[0] == 2)
+    folders = (next(_upwards(mount_point, _below(root, path))) for _, _, root, mount_point in mounts)
+    return next((folder for folder in folders if os.path.isdir(folder)), None)
+
+
 def _cpu_quota(folder: str, version: int) -> float | None:
     if version == 2:
         quota, period = [*_words(f"{folder}/cpu.max"), "", ""][:2]
@@ -56,10 +69,10 @@ def _memory_use(folder: str, version: int) -> MemoryUse | None:
 _MEMORY_FILES = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes"), 2: ("memory.max", "memory.current")}
 
 
-def _levels(controller: str, proc: str) -> Iterator[tuple[str, int]]:
-    """Give the folders of our group and of those above it, each with its version."""
+def _levels(controller: str, proc: str, of: int | str = "self") -> Iterator[tuple[str, int]]:
+    """Give the folders of a process's group and of those above it, each with its version."""
     mounts = list(_mounts(proc))
-    for line in _lines(f"{proc}/self/cgroup"):
+    for line in _lines(f"{proc}/{of}/cgroup"):
         _, controllers, path = line.split(":", 2)
         version = 1 if controllers else 2
         if version == 1 and controller not in controllers.split(","):

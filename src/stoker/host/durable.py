@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
+from typing import BinaryIO
 
 from stoker.host.process_table import read_row
 from stoker.model.errors import LocalFile, NoPermission, NoSpace, StokerError
@@ -33,6 +34,7 @@ MOVE_STEPS = ("sync", "rename")
 
 _TEMP_PREFIX = ".stoker-tmp-"
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+_OPEN_REGULAR = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _OPEN_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _own_tags: dict[int, str] = {}
 
@@ -58,6 +60,27 @@ def write_file(path: StrPath, data: bytes, *, mode: int = 0o644, on_step: Callab
             raise
         on_step("sync_dir")
         _sync_dir(parent)
+
+
+def open_regular(path: StrPath) -> BinaryIO:
+    """Open a file to read it. Raises `OSError`, and never waits, where a pipe, a device or a link is in its place."""
+    descriptor = os.open(path, _OPEN_REGULAR)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "this is not a regular file", os.fspath(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_regular(path: StrPath, limit_bytes: int) -> bytes:
+    """Read a file whole, on the terms of `open_regular`; a larger one is refused as well."""
+    with open_regular(path) as file:
+        data = file.read(limit_bytes + 1)
+    if len(data) > limit_bytes:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), os.fspath(path))
+    return data
 
 
 def create_file(path: StrPath, data: bytes, mode: int = 0o644, *, on_step: Callable[[str], None] = NO_STEP) -> bool:

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from stoker.host.entry import BOX_REFUSED, not_let_in
 from stoker.host.exit import Exit
 from stoker.host.identity import ProcessIdentity
 from stoker.host.processes import GRACE_S, Stopped, stop_group
@@ -37,6 +38,7 @@ class Forked:
         self._identity: ProcessIdentity | None = None
         self._exit: Exit | None = None
         self._error: ProcessLost | None = None
+        self._refused = ""
         self._has_ended = threading.Event()
         self._no_more_events = False
         self.unreadable: list[str] = []
@@ -86,10 +88,16 @@ class Forked:
         return []
 
     def wait(self, timeout_s: float | None = None) -> Exit:
-        """Wait until the child and everything of its session has ended. Raises `TimeoutError`, `ProcessLost`."""
+        """Wait until the child and everything of its session has ended.
+
+        Raises `TimeoutError`, `ProcessLost`, and once its events were read `ContainmentUnavailable` if it did not get
+        into its box: then it has done nothing.
+        """
         if not self._has_ended.wait(timeout_s):
             message = f"process {self.identity.pid} still runs"
             raise TimeoutError(message)
+        if self._refused:
+            raise not_let_in(self._refused)
         if self._error is not None or self._exit is None:
             raise self._error or ProcessLost("the child's end was not seen")
         return self._exit
@@ -139,6 +147,9 @@ class Forked:
             event = json_text.loads(line)
         except ValueError:
             event = None
+        if isinstance(event, dict) and set(event) == {BOX_REFUSED}:
+            self._refused = str(event[BOX_REFUSED])
+            return None
         if isinstance(event, dict):
             return event
         self.unreadable.append(line.decode(errors="replace"))

@@ -5,27 +5,30 @@ Whatever we start leads its own session, so one stop reaches all of it: ask ever
 processes that we only know by identity, such as those of a run that was killed. Before each signal the identity is
 checked: a recycled number is never signalled.
 
-Not here: work forked from a warm process (`zygote`), limits on memory, and what a stage's end means.
+Not here: work forked from a warm process (`zygote`), limits on memory and those who leave their session
+(`containment`), and what a stage's end means.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from typing import IO
 
 from stoker.host.durable import StrPath, translate
+from stoker.host.entry import Entry, find_program, see_in, through_shell
 from stoker.host.exit import Exit, exit_from
 from stoker.host.identity import Liveness, ProcessIdentity, identity_from, is_alive, is_of_this_boot
 from stoker.host.process_table import ProcessRow, living_rows, read_row
 from stoker.model.clock import Clock, SystemClock
-from stoker.model.errors import ProcessLost
+from stoker.model.errors import ContainmentUnavailable, ProcessLost
 
 GRACE_S = 10.0
 # Long enough for the kernel to take a process apart that has gigabytes mapped.
@@ -100,7 +103,7 @@ class Child:
         return stopped
 
 
-def start(
+def start(  # noqa: PLR0913 - what a process is made of
     argv: Sequence[str],
     *,
     cwd: StrPath,
@@ -108,8 +111,46 @@ def start(
     stdout: Stream = subprocess.DEVNULL,
     stderr: Stream = subprocess.DEVNULL,
     stdin: Stream = subprocess.DEVNULL,
+    entry: Entry | None = None,
 ) -> Child:
-    """Start a program as the leader of its own session. It sees `env` and nothing else of our environment."""
+    """Start a program as the leader of its own session. It sees `env` and nothing else of our environment.
+
+    With an `entry` it is inside its box before its first instruction, and its standard input is empty. An entry with a
+    gate holds it at the door until the box has taken it in. Raises `ContainmentUnavailable` if it can't get in.
+    """
+    if entry is None or entry.is_empty:
+        return _spawn(argv, cwd=cwd, env=env, stdin=stdin, stdout=stdout, stderr=stderr)
+    if stdin != subprocess.DEVNULL:
+        message = "a program that enters a box gets no standard input"
+        raise ValueError(message)
+    program = find_program(argv[0], cwd=cwd, env=env)
+    command = through_shell(entry, program, argv, env)
+    if entry.gate_fd is not None:
+        return _spawn(command, cwd=cwd, env=env, stdin=entry.gate_fd, stdout=stdout, stderr=stderr)
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            child = _spawn(command, cwd=cwd, env=env, stdin=theirs.fileno(), stdout=stdout, stderr=stderr)
+        try:
+            see_in(ours)
+        except ContainmentUnavailable:
+            child.stop(grace_s=0.0)
+            for ours_of_it in (child.stdout, child.stderr):
+                if ours_of_it is not None:
+                    ours_of_it.close()
+            raise
+    return child
+
+
+def _spawn(
+    argv: Sequence[str],
+    *,
+    cwd: StrPath,
+    env: Mapping[str, str],
+    stdin: Stream,
+    stdout: Stream,
+    stderr: Stream,
+) -> Child:
     try:
         process = subprocess.Popen(
             list(argv), cwd=cwd, env=dict(env), stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
@@ -130,13 +171,13 @@ def stop_group(identity: ProcessIdentity, *, grace_s: float = GRACE_S, clock: Cl
     clock = clock or SystemClock()
     members = group_members(identity)
     if not members:
-        _end_the_unseen(identity)
+        end_unseen(identity)
         return Stopped.ALREADY_GONE
     _send(identity, members, signal.SIGTERM)
     # A stopped process gets the request only when it goes on.
     _send(identity, members, signal.SIGCONT)
     if not _remaining(identity, grace_s, clock, signal_each_round=None):
-        _end_the_unseen(identity)
+        end_unseen(identity)
         return Stopped.POLITE
     # Again in each round: a member may have forked between our look and our signal.
     survivors = _remaining(identity, _KILL_WAIT_S, clock, signal_each_round=signal.SIGKILL)
@@ -148,7 +189,7 @@ def stop_group(identity: ProcessIdentity, *, grace_s: float = GRACE_S, clock: Cl
             pids=pids,
             group=identity.to_dict(),
         )
-    _end_the_unseen(identity)
+    end_unseen(identity)
     return Stopped.FIRM
 
 
@@ -160,12 +201,12 @@ def ask_group(identity: ProcessIdentity) -> None:
         _send(identity, members, signal.SIGCONT)
 
 
-def group_members(identity: ProcessIdentity) -> tuple[ProcessRow, ...]:
+def group_members(identity: ProcessIdentity, rows: Iterable[ProcessRow] | None = None) -> tuple[ProcessRow, ...]:
     """Give whoever is left of a process, its group and its session; nobody if the number belongs to another one now.
 
     The kernel keeps a number from being reused while a group or session of that number has members. So they are the
     process's own even after it has ended itself, unless somebody else had the number in between and left a session
-    behind in turn.
+    behind in turn. `rows` are those who run, for a caller who has looked already.
     """
     if identity.pid == 1:
         # It is never ours, and to kill "group 1" means every process there is.
@@ -181,7 +222,7 @@ def group_members(identity: ProcessIdentity) -> tuple[ProcessRow, ...]:
         return ()
     return tuple(
         row
-        for row in living_rows()
+        for row in (living_rows() if rows is None else rows)
         if identity.pid in {row.pid, row.group, row.session} and row.start_ticks >= identity.start_ticks
     )
 
@@ -202,7 +243,7 @@ def _remaining(
     return members
 
 
-def _end_the_unseen(identity: ProcessIdentity) -> None:
+def end_unseen(identity: ProcessIdentity) -> None:
     """Kill a group in which we see nobody alive.
 
     Mostly there is nobody, or only zombies, whom it does not touch. But a chain of processes that each fork and end
@@ -223,10 +264,11 @@ def _send(identity: ProcessIdentity, members: Sequence[ProcessRow], number: sign
             os.killpg(identity.pid, number)
     for member in members:
         if not leads or member.group != identity.pid:
-            _send_to_one(member, number)
+            signal_one(member, number)
 
 
-def _send_to_one(member: ProcessRow, number: signal.Signals) -> None:
+def signal_one(member: ProcessRow, number: signal.Signals) -> None:
+    """Signal one process, if it is still the one that the row tells of; nothing else happens if it is not."""
     with suppress(ProcessLookupError, PermissionError):
         if sys.platform != "linux":
             if _is_same(member):

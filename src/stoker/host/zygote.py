@@ -29,6 +29,7 @@ from typing import IO, Any, Self
 
 from stoker.host.channel import Channel
 from stoker.host.durable import StrPath, translate, translated
+from stoker.host.entry import Entry
 from stoker.host.exit import Exit
 from stoker.host.forked import Forked
 from stoker.host.identity import identity_from
@@ -145,10 +146,12 @@ class Zygote:
         log_path: StrPath | None = None,
         env: Mapping[str, str] | None = None,
         cwd: StrPath | None = None,
+        box: Entry | None = None,
     ) -> Forked:
         """Run `module:function(request, emit)` in a child; its output is appended to the log.
 
-        Returns when the child exists. Somebody has to read its events: a full pipe makes the child wait.
+        Returns when the child exists. Somebody has to read its events: a full pipe makes the child wait. With a `box`
+        the child enters it before it looks for the function; if it can't, waiting for it says why.
         """
         answer: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         fork_id = next(self._ids)
@@ -162,7 +165,9 @@ class Zygote:
             "request": dict(request),
             "env": dict(env or {}),
             "cwd": None if cwd is None else os.fspath(cwd),
+            "box": None if box is None else {"files": box.procs_files, "address_space_bytes": box.address_space_bytes},
         }
+        gate = [] if box is None or box.gate_fd is None else [box.gate_fd]
         try:
             with self._changing:
                 if self._is_closed or self._is_lost:
@@ -171,7 +176,7 @@ class Zygote:
                 self._forked[fork_id] = forked
             # If nobody listens any more, the reader notices and answers for the zygote.
             with suppress(ConnectionError):
-                self._channel.send(order, [write_fd, log_fd])
+                self._channel.send(order, [write_fd, log_fd, *gate])
         except BaseException:
             with self._changing:
                 self._answers.pop(fork_id, None)
@@ -279,7 +284,8 @@ def _open_log(path: StrPath | None) -> int:
     if path is None:
         return os.open(os.devnull, os.O_WRONLY)
     with translated(path):
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        # A pipe in its place is refused; nobody waits for a reader.
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o644)
 
 
 def _tail(log: IO[bytes]) -> str:

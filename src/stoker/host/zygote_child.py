@@ -1,9 +1,10 @@
-"""What a freshly forked child does: leave the zygote behind, run one function, and end.
+"""What a freshly forked child does: leave the zygote behind, enter its box, run one function, and end.
 
 The child becomes the leader of its own session, dies with the zygote, reads nothing from standard input and writes its
-output to the log it was given. The function is called as `function(request, emit)`; `emit(object)` sends one JSON line
-up the pipe and may be called from any thread. Status 0: the function returned. Status 1: it raised, and the log has the
-traceback. `SystemExit` has the status it asks for. What was registered with `atexit` runs, threads are waited for.
+output to the log it was given. If it is to work in a box, it enters that before anything else. The function is called
+as `function(request, emit)`; `emit(object)` sends one JSON line up the pipe and may be called from any thread. Status
+0: the function returned. Status 1: it raised, and the log has the traceback. `SystemExit` has the status it asks for.
+What was registered with `atexit` runs, threads are waited for.
 
 Variables in `env` are set after the preloaded libraries were imported: those that a library reads while it is imported
 (numbers of threads, say) have to be in the zygote's own environment.
@@ -21,9 +22,10 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from stoker.host import linux_calls
+from stoker.host.entry import BOX_REFUSED, Entry, enter
 from stoker.model import json_text
 
 Emit = Callable[[Mapping[str, Any]], None]
@@ -32,16 +34,24 @@ Emit = Callable[[Mapping[str, Any]], None]
 _BUFFER_BYTES = 1 << 16
 
 
-def run_forked(
-    order: dict[str, Any], events_fd: int, log_fd: int, *, zygote_pid: int, zygote_fds: Sequence[int]
-) -> NoReturn:
+class Ends(NamedTuple):
+    """The child's ends of what connects it to whoever ordered the work."""
+
+    events_fd: int
+    log_fd: int
+    gate_fd: int | None
+    """Where it waits until its box lets it in."""
+
+
+def run_forked(order: dict[str, Any], ends: Ends, *, zygote_pid: int, zygote_fds: Sequence[int]) -> NoReturn:
     """Do what the order says and end this process. Signals are blocked when this is called."""
     status = 1
-    emit = Emitter(events_fd)
+    emit = Emitter(ends.events_fd)
     try:
         for fd in zygote_fds:
             os.close(fd)
-        _become_independent(zygote_pid, log_fd)
+        _become_independent(zygote_pid, ends.log_fd)
+        _enter_box(order["box"], ends.gate_fd, emit)
         _enter(order)
         status = _run(order, emit)
     except BaseException:  # noqa: BLE001 - there is nobody above us
@@ -71,6 +81,17 @@ def _become_independent(zygote_pid: int, log_fd: int) -> None:
         stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]  # sys's own are
     # From here on a request to end, sent while we were being made, takes effect.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _enter_box(box: Mapping[str, Any] | None, gate_fd: int | None, emit: Emitter) -> None:
+    if box is None:
+        return
+    entry = Entry(procs_files=tuple(box["files"]), address_space_bytes=box["address_space_bytes"], gate_fd=gate_fd)
+    try:
+        enter(entry)
+    except OSError as error:
+        emit({BOX_REFUSED: f"{error.strerror or error}: {error.filename or 'its limits'}"})
+        raise
 
 
 def _enter(order: dict[str, Any]) -> None:

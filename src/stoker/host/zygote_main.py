@@ -26,7 +26,7 @@ from stoker.host import linux_calls
 from stoker.host.channel import Channel, Received
 from stoker.host.exit import exit_from
 from stoker.host.process_table import ProcessRow, read_row
-from stoker.host.zygote_child import run_forked
+from stoker.host.zygote_child import Ends, run_forked
 
 # While something is being ended, this often is looked whether it has.
 _LOOK_AGAIN_S = 0.01
@@ -146,21 +146,22 @@ class Zygote:
             # A stopped process gets the request only when it goes on.
             self._signal_all(signal.SIGCONT)
 
-    def _fork(self, order: dict[str, Any], events_fd: int, log_fd: int) -> None:
+    def _fork(self, order: dict[str, Any], events_fd: int, log_fd: int, gate_fd: int | None = None) -> None:
         # Blocked, so that a signal meant for the new child is neither swallowed by our handlers nor taken for ours.
         signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
         try:
             pid = os.fork()
             if pid == 0:
-                run_forked(order, events_fd, log_fd, zygote_pid=self._pid, zygote_fds=self._fds)
+                ends = Ends(events_fd=events_fd, log_fd=log_fd, gate_fd=gate_fd)
+                run_forked(order, ends, zygote_pid=self._pid, zygote_fds=self._fds)
         except OSError as error:
             self._channel.send({"op": "refused", "id": order["id"], "why": error.strerror})
             return
         finally:
             # Only we get here: the child ends in `run_forked`.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _OURS)
-            os.close(events_fd)
-            os.close(log_fd)
+            for fd in (events_fd, log_fd, *([] if gate_fd is None else [gate_fd])):
+                os.close(fd)
         row = read_row(pid)
         self._forks[pid] = Fork(id=order["id"], pid=pid)
         self._channel.send(

@@ -14,6 +14,8 @@ from stoker.host import durable
 from stoker.host.durable import (
     create_file,
     move_into,
+    open_regular,
+    read_regular,
     remove_tree,
     rename_exclusively,
     replace_symlink,
@@ -25,6 +27,7 @@ from stoker.host.durable import (
 from stoker.model.errors import LocalFile, NoPermission, NoSpace
 from tests.unit.host.real_mounts import small_disk
 from tests.unit.host.real_processes import code_of, fork
+from tests.unit.host.waiting import at_once
 
 
 def test_a_file_has_the_bytes_and_the_mode_it_was_given(tmp_path):
@@ -350,3 +353,22 @@ def test_importing_it_pulls_in_nothing_heavy():
         check=True,
     )
     assert answer.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "put",
+    [os.mkfifo, os.mkdir, lambda path: os.symlink("/etc/hostname", path), lambda path: os.symlink("/dev/zero", path)],
+)
+def test_only_a_file_is_read_and_nobody_waits_for_anything_else(tmp_path, put):
+    put(tmp_path / "a")
+    with at_once(), pytest.raises(OSError, match="a'"):
+        open_regular(tmp_path / "a")
+
+
+def test_a_file_is_read_whole_or_refused(tmp_path):
+    (tmp_path / "a").write_bytes(b"1234")
+    assert read_regular(tmp_path / "a", 4) == b"1234"
+    with pytest.raises(OSError, match="too large"):
+        read_regular(tmp_path / "a", 3)
+    with pytest.raises(FileNotFoundError):
+        read_regular(tmp_path / "b", 3)
