@@ -8,7 +8,7 @@ whose inputs come out the same is not run again, however they were made.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from stoker.model.artifacts import ArtifactRef, KindRef
 from stoker.model.digests import Digest, digest_encoded, digest_value
@@ -42,6 +42,10 @@ class StageFacts:
                 "env": dict(self.env),
             },
         )
+
+
+# The stages that run a program.
+_PROGRAMS = "command/"
 
 
 @frozen
@@ -126,12 +130,20 @@ def differences(before: Action, after: Action) -> list[Difference]:
     found = []
     for name in ("stage", "version", "output"):
         found += _compare({name: getattr(before.facts, name)}, {name: getattr(after.facts, name)}, "")
-    found += _compare(before.args, after.args, "args.")
+    found += [_without_secrets(one, after.facts.stage) for one in _compare(before.args, after.args, "args.")]
     found += _compare(_inputs(before), _inputs(after), "input ")
     found += _compare(before.facts.code, after.facts.code, "code ")
     found += _compare(before.facts.env, after.facts.env, "env ")
     found += _compare({"partition": before.partition}, {"partition": after.partition}, "")
     return found
+
+
+def _without_secrets(one: Difference, stage: str) -> Difference:
+    """Say only that a variable of a program differs: it may hold a password, and this is shown and written down."""
+    if not stage.startswith(_PROGRAMS) or not f"{one.field}.".startswith("args.env."):
+        return one
+    before, after = (None if value is None else "…" for value in (one.before, one.after))
+    return Difference(field=one.field, before=before, after=after if before is None or after is None else "… (another)")
 
 
 def _inputs(action: Action) -> dict[str, Any]:
@@ -148,10 +160,17 @@ def _compare(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str) -
     found = []
     for name in sorted({*before, *after}):
         old, new = before.get(name), after.get(name)
+        if _has_fields(old) and _has_fields(new):
+            found += _compare(old, new, f"{prefix}{name}.")
+            continue
         # Compared as they enter the key: 1, 1.0 and True are three values, and NaN equals itself.
         if (name in before) != (name in after) or encode(old) != encode(new):
             found.append(Difference(field=f"{prefix}{name}", before=old, after=new))
     return found
+
+
+def _has_fields(value: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict) and set(value) != {"content"}
 
 
 def _port_of(pair: Sequence[Any]) -> str:

@@ -6,15 +6,25 @@ field; `on` is never a boolean. A value is normalised once, here, and is what en
 
 from __future__ import annotations
 
+import dataclasses
 import math
-import operator
 import reprlib
 import types
 import typing
 from collections.abc import Callable
 from typing import Any, Literal, NewType
 
-from stoker.model.frozen import frozen, frozen_by_position
+from stoker.model.frozen import frozen_by_position
+from stoker.model.units import parse_duration, parse_size
+
+Plain = NewType("Plain", object)
+"""Text, numbers, booleans, nothing, and lists and maps of these."""
+
+Size = NewType("Size", str)
+"""How many bytes, as a person writes it: 500M, 8G."""
+
+Duration = NewType("Duration", str)
+"""How long, as a person writes it: 90s, 2h."""
 
 InputPath = NewType("InputPath", str)
 """A file or folder of the user's that a stage reads. It enters the key by the digest of its content."""
@@ -56,6 +66,14 @@ class ArgType:
         """Give a value whose input paths are changed, and nothing else."""
         return value
 
+    def make(self, value: Any) -> Any:
+        """Give what an args object holds for a plain value in its normal form."""
+        return value
+
+    def plain(self, value: Any) -> Any:
+        """Give the plain value for what an args object holds."""
+        return value
+
 
 @frozen_by_position
 class BoolType(ArgType):
@@ -70,7 +88,7 @@ class BoolType(ArgType):
     def check(self, value: Any) -> bool:
         if type(value) is bool:
             return value
-        message = f"expected a boolean, got {_said(value)}"
+        message = f"expected a boolean, got {said(value)}"
         raise ValueError(message)
 
     def schema(self) -> dict[str, Any]:
@@ -95,7 +113,7 @@ class IntType(ArgType):
             return value
         if type(value) is float and value.is_integer():
             return int(value)
-        message = f"expected a whole number, got {_said(value)}"
+        message = f"expected a whole number, got {said(value)}"
         raise ValueError(message)
 
     def schema(self) -> dict[str, Any]:
@@ -125,7 +143,7 @@ class FloatType(ArgType):
             except OverflowError:
                 message = f"{value} is too large for a float"
                 raise ValueError(message) from None
-        message = f"expected a number, got {_said(value)}"
+        message = f"expected a number, got {said(value)}"
         raise ValueError(message)
 
     def schema(self) -> dict[str, Any]:
@@ -146,7 +164,7 @@ class StrType(ArgType):
 
     def check(self, value: Any) -> str:
         if type(value) is not str:
-            message = f"expected text, got {_said(value)}"
+            message = f"expected text, got {said(value)}"
             raise ValueError(message)
         try:
             value.encode()
@@ -175,6 +193,57 @@ class StrType(ArgType):
 
 
 @frozen_by_position
+class PlainType(ArgType):
+    """Plain data of any shape: what somebody else's program is told."""
+
+    def read(self, text: str) -> Any:
+        return text
+
+    def check(self, value: Any) -> Any:
+        if value is None or type(value) in (bool, int, float, str):
+            return value
+        if type(value) in (list, tuple):
+            return [self.check(item) for item in value]
+        if type(value) is dict and all(type(key) is str for key in value):
+            return {key: self.check(item) for key, item in value.items()}
+        message = f"expected plain data, got {said(value)}"
+        raise ValueError(message)
+
+    def schema(self) -> dict[str, Any]:
+        return {}
+
+    def describe(self) -> str:
+        return "plain data"
+
+
+@frozen_by_position
+class MeasureType(ArgType):
+    """A size or a duration: text with a unit, such as 8G or 30m, kept as it was written; empty for none."""
+
+    parse: Callable[[str], float]
+    what: str
+    example: str
+
+    def read(self, text: str) -> str:
+        return self.check(text)
+
+    def check(self, value: Any) -> str:
+        if type(value) in (int, float) or (type(value) is str and value.strip().replace(".", "", 1).isdigit()):
+            message = f"{value} of what? A {self.what} has a unit: {self.example}"
+            raise ValueError(message)
+        text = _TEXT.check(value)
+        if text:
+            self.parse(text)
+        return text
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string"}
+
+    def describe(self) -> str:
+        return f"{self.what} such as {self.example}"
+
+
+@frozen_by_position
 class ChoiceType(ArgType):
     """One of a few values."""
 
@@ -193,7 +262,7 @@ class ChoiceType(ArgType):
         raise ValueError(self._refusal(value))
 
     def _refusal(self, value: Any) -> str:
-        return f"{_said(value)} is not one of {', '.join(map(str, self.choices))}"
+        return f"{said(value)} is not one of {', '.join(map(str, self.choices))}"
 
     def schema(self) -> dict[str, Any]:
         return {"enum": list(self.choices)}
@@ -238,13 +307,13 @@ class ListType(ArgType):
     as_tuple: bool
 
     def read(self, text: str) -> Any:
-        inside = text[1:-1] if text.startswith("[") and text.endswith("]") else text
-        parts = [part.strip() for part in inside.split(",")] if inside.strip() else []
-        return self._shape([self.item.read(part) for part in parts])
+        from stoker.config.value_grammar import split_items  # noqa: PLC0415 - only lists as text should cost it
+
+        return self._shape([self.item.read(part.text) for part in split_items(text)])
 
     def check(self, value: Any) -> Any:
         if type(value) not in (list, tuple):
-            message = f"expected a list, got {_said(value)}"
+            message = f"expected a list, got {said(value)}"
             raise ValueError(message)
         return self._shape([self.item.check(item) for item in value])
 
@@ -274,12 +343,13 @@ class MapType(ArgType):
     item: ArgType
 
     def read(self, text: str) -> Any:
-        message = f"{text!r} can't be read as a map on the command line; give it in a file"
-        raise ValueError(message)
+        from stoker.config.value_grammar import split_pairs  # noqa: PLC0415 - only maps as text should cost it
+
+        return {key: self.item.read(part.text) for key, part in split_pairs(text).items()}
 
     def check(self, value: Any) -> dict[str, Any]:
         if type(value) is not dict or any(type(key) is not str for key in value):
-            message = f"expected a map with text keys, got {_said(value)}"
+            message = f"expected a map with text keys, got {said(value)}"
             raise ValueError(message)
         return {_TEXT.check(key): self.item.check(item) for key, item in value.items()}
 
@@ -299,45 +369,8 @@ class MapType(ArgType):
         return {key: self.item.with_paths(item, change) for key, item in value.items()}
 
 
-@frozen
-class Bounds:
-    """Limits of a number; an item that is not a number has none."""
-
-    ge: float | None = None
-    le: float | None = None
-    gt: float | None = None
-    lt: float | None = None
-
-    def check(self, value: Any) -> None:
-        """Raise `ValueError` naming the limit that does not hold."""
-        if type(value) not in (int, float):
-            return
-        for limit, word, holds in (
-            (self.ge, "at least", operator.ge),
-            (self.gt, "more than", operator.gt),
-            (self.le, "at most", operator.le),
-            (self.lt, "less than", operator.lt),
-        ):
-            # NaN compares false with every limit, so it is within none.
-            if limit is not None and not holds(value, limit):
-                message = f"must be {word} {limit}, got {value}"
-                raise ValueError(message)
-
-    def within(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """Give a JSON Schema with the limits on the numbers that it describes, however deep they stand."""
-        if "anyOf" in schema:
-            return {**schema, "anyOf": [self.within(one) for one in schema["anyOf"]]}
-        for inner in ("items", "additionalProperties"):
-            if inner in schema:
-                return {**schema, inner: self.within(schema[inner])}
-        if schema.get("type") not in ("integer", "number"):
-            return schema
-        names = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum", "lt": "exclusiveMaximum"}
-        limits = {names[name]: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return {**schema, **limits}
-
-
-def _said(value: Any) -> str:
+def said(value: Any) -> str:
+    """Write a value that somebody gave, shortly."""
     # A list or a map may be nested as deep as can be read, or be megabytes long.
     return repr(value) if isinstance(value, str | int | float) else reprlib.repr(value)
 
@@ -376,6 +409,9 @@ def arg_type_of(annotation: Any) -> ArgType:
         return ListType(arg_type_of(inner[0]), as_tuple=True)
     if origin is dict and len(inner) == 2 and inner[0] is str:
         return MapType(arg_type_of(inner[1]))
+    if dataclasses.is_dataclass(annotation):
+        message = f"a record such as {annotation!r} stands by itself, not in a list or a map or beside null"
+        raise TypeError(message)
     message = f"{annotation!r} is not a type that an argument can have"
     raise TypeError(message)
 
@@ -387,4 +423,7 @@ _PLAIN: dict[Any, ArgType] = {
     float: FloatType(),
     str: _TEXT,
     InputPath: StrType(is_path=True),
+    Plain: PlainType(),
+    Size: MeasureType(parse_size, "size", "8G"),
+    Duration: MeasureType(parse_duration, "duration", "30m"),
 }

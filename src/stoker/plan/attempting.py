@@ -16,16 +16,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.host.durable import remove_tree
+from stoker.host.log_file import LogFile
 from stoker.model.clock import Clock
 from stoker.model.errors import Cancelled, Faults, StokerError
 from stoker.model.frozen import frozen
 from stoker.model.retry import Cause
 from stoker.plan.cache import Cache, Committed, Product
+from stoker.plan.checkpoints import resume_key
 from stoker.plan.graph import Node
 from stoker.plan.permits import Grant
 from stoker.plan.queueing import Waiting
+from stoker.plan.reports import Reports
 from stoker.plan.resolve import Execute
+from stoker.plan.run_folders import RunFolders
 from stoker.plan.runner import Attempt, Failed, Finished, GivenInput, StageRunner, Usage, Work
+from stoker.plan.scratch import clear_scratch, scratch_path
 from stoker.store.views import changed_inputs, open_view
 
 
@@ -52,6 +57,9 @@ class Running:
     attempt: Attempt
     number: int
     started_s: float
+    reports: Reports
+    memory_bytes: int | None = None
+    """Its cap."""
     stop_cause: Cause | None = None
     """Set once it was asked to stop: whatever it answers after that does not count."""
     kill_at_s: float = 0.0
@@ -69,22 +77,25 @@ class Attempts:
         *,
         cache: Cache,
         clock: Clock,
-        log_folder: str,
+        folders: RunFolders,
         emit_step: Callable[[str, dict[str, Any]], None],
         is_cancelled: Callable[[], bool],
     ) -> None:
         self._cache = cache
         self._clock = clock
-        self._log_folder = log_folder
+        self._folders = folders
         self._emit_step = emit_step
         self._is_cancelled = is_cancelled
         self._kept: list[str] = []
         self.reports: queue.SimpleQueue[Report | None] = queue.SimpleQueue()
 
-    def start(self, waiting: Waiting, *, grant: Grant, number: int, runner: StageRunner) -> Running:
+    def start(
+        self, waiting: Waiting, *, grant: Grant, number: int, runner: StageRunner, memory_bytes: int | None = None
+    ) -> Running:
         """Start one attempt; its report comes through the queue."""
         name, node, execute, inputs = waiting.name, waiting.node, waiting.execute, waiting.inputs
         staging = self._staging_for(node, execute)
+        reports = Reports(self._folders.curves_of(name), self._clock)
         work = Work(
             node=name,
             stage=node.stage,
@@ -94,10 +105,13 @@ class Attempts:
                 for port, products in inputs.items()
             },
             out=staging,
-            log_path=self._log_path(name),
+            folders=self._folders,
             devices=grant.gpus,
             attempt=number,
-            emit=lambda report: self._emit_step(name, report),
+            scratch=self._scratch_of(node, execute),
+            resume_key=resume_key(node.stage, execute.action) if node.stage.is_program else "",
+            memory_bytes=memory_bytes,
+            emit=lambda report: self._emit_step(name, reports.take(report)),
             is_cancelled=self._is_cancelled,
         )
         running = Running(
@@ -108,6 +122,8 @@ class Attempts:
             attempt=runner.attempt(work),
             number=number,
             started_s=self._clock.monotonic_s(),
+            reports=reports,
+            memory_bytes=memory_bytes,
         )
         if runner.is_here and node.limit_s is None:
             self._see_through(running, staging, inputs)
@@ -137,6 +153,13 @@ class Attempts:
         stage_name = node.stage.name.replace("/", "-")
         return self._cache.store.new_staging(f"{stage_name}.{execute.key[:12]}")
 
+    def _scratch_of(self, node: Node, execute: Execute) -> str:
+        """Name the scratch folder of a piece of work; of a program, as long as its checkpoints fit."""
+        if node.stage.inline:
+            return ""
+        key = resume_key(node.stage, execute.action) if node.stage.is_program else execute.key
+        return scratch_path(self._folders.scratch, key)
+
     def _clear(self, staging: str, *, keep: bool) -> None:
         """Empty a staging folder; nearly all of them are flat and writable, which needs no care.
 
@@ -165,12 +188,15 @@ class Attempts:
         usage = Usage()
         try:
             outcome = running.attempt.run()
+            lost = running.reports.close()
+            if lost:
+                self._emit_step(running.name, {"log": lost})
             usage = outcome.usage
             if isinstance(outcome, Finished):
                 running.is_committing = True
                 failed = self._objection(running, inputs)
                 if failed is None:
-                    committed = self._commit(running, staging, usage)
+                    committed = self._commit(running, staging, outcome)
             else:
                 failed = outcome
                 if running.node.stage.inline and outcome.detail:
@@ -203,11 +229,12 @@ class Attempts:
 
     def _log(self, name: str, text: str) -> None:
         """Keep the traceback of an inline stage where a child would have written it."""
-        with suppress(OSError), open(self._log_path(name), "a", encoding="utf-8", errors="replace") as file:
-            file.write(text)
+        log = LogFile(self._log_path(name))
+        log.write(text.encode(errors="replace"))
+        log.close()
 
     def _log_path(self, name: str) -> str:
-        return os.path.join(self._log_folder, f"{safe_name(name)}.log")
+        return self._folders.log_of(name)
 
     def _objection(self, running: Running, inputs: dict[str, tuple[Product, ...]]) -> Failed | None:
         """Say why what a finished stage made may not be kept, if there is a reason."""
@@ -235,15 +262,22 @@ class Attempts:
             hint="inputs are read-only: write below job.out",
         )
 
-    def _commit(self, running: Running, staging: str, usage: Usage) -> Committed:
+    def _commit(self, running: Running, staging: str, outcome: Finished) -> Committed:
         facts = {
             "stage": running.node.stage.name,
             "kind": str(running.node.stage.output.ref()),
             "seconds": round(self._clock.monotonic_s() - running.started_s, 6),
-            "peak_rss_bytes": usage.peak_rss_bytes,
+            "peak_rss_bytes": outcome.usage.peak_rss_bytes,
+            # Whose result it is; their folder has the curves behind the last values of metrics.
+            "attempt": self._folders.run_id,
+            "node": running.name,
         }
+        if running.reports.last:
+            facts["metrics"] = running.reports.last
+        if outcome.manifest is not None:
+            facts["manifest"] = outcome.manifest
         execute = running.execute
-        return self._cache.commit(
+        committed = self._cache.commit(
             execute.action,
             execute.key,
             staging,
@@ -251,14 +285,12 @@ class Attempts:
             force=execute.force,
             is_unwanted=lambda: self._is_too_late(running),
         )
+        if not running.node.stage.inline:
+            clear_scratch(self._scratch_of(running.node, execute))
+        return committed
 
     def _is_too_late(self, running: Running) -> bool:
         """Whether the run, or this attempt, was told to stop: what it gives is not taken any more."""
         if running.stop_cause is None and self._is_cancelled():
             running.stop_cause = Cause.CANCELLED
         return running.stop_cause is not None
-
-
-def safe_name(name: str) -> str:
-    """Give a node's name as one that a file may have."""
-    return "".join(char if char.isalnum() or char in "-_.[]" else "_" for char in name)

@@ -1,31 +1,41 @@
 """What a cookbook imports: everything to declare kinds, stages, recipes and plans, and nothing else."""
 
-from stoker.model.errors import ArgsFaults, Fault, StageInputError
+from stoker.model.errors import ArgsFaults, BadInput, Fault, PlanFaults, StageInputError
 from stoker.model.resources import Needs
 from stoker.model.retry import RetryOn, RetryPolicy
-from stoker.plan.arg_types import InputPath
+from stoker.model.units import parse_duration, parse_size
+from stoker.plan.arg_types import Duration, InputPath, Plain, Size
 from stoker.plan.args import arg
 from stoker.plan.builder import PlanBuilder, Tip, Tips
 from stoker.plan.context import StageContext
+from stoker.plan.filling import fill
 from stoker.plan.graph import Plan
 from stoker.plan.kind import JsonKind, Kind, TextKind, TreeKind
+from stoker.plan.outputs import checked_output
+from stoker.plan.program import Program
 from stoker.plan.recipe import Category, Cookbook, Recipe, recipe
 from stoker.plan.stage import Stage, stage
 
 __all__ = [
     "ArgsFaults",
+    "BadInput",
     "Category",
     "Cookbook",
+    "Duration",
     "Fault",
     "InputPath",
     "JsonKind",
     "Kind",
     "Needs",
+    "Plain",
     "Plan",
     "PlanBuilder",
+    "PlanFaults",
+    "Program",
     "Recipe",
     "RetryOn",
     "RetryPolicy",
+    "Size",
     "Stage",
     "StageContext",
     "StageInputError",
@@ -34,6 +44,10 @@ __all__ = [
     "Tips",
     "TreeKind",
     "arg",
+    "checked_output",
+    "fill",
+    "parse_duration",
+    "parse_size",
     "recipe",
     "stage",
 ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stoker.model.resources import Needs
 from stoker.model.retry import RetryPolicy
 from stoker.plan.check import Draft, compile_plan
 from stoker.plan.graph import Plan
@@ -42,6 +43,7 @@ class PlanBuilder:
         fans_out: bool = False,
         retry: RetryPolicy | None = None,
         timeout_s: float | None = None,
+        needs: Needs | None = None,
     ) -> Tip:
         """Add one node, fed by others through named ports (or through the one port that fits)."""
         draft = Draft(
@@ -52,6 +54,7 @@ class PlanBuilder:
             fans_out=fans_out,
             retry=retry,
             timeout_s=timeout_s,
+            needs=needs,
         )
         self._drafts.append(draft)
         return Tip(self, draft.id)
@@ -132,7 +135,7 @@ def _attach(
     feeds: list[tuple[str | None, Tip]],
     more: dict[str, Any],
 ) -> Tip:
-    options = {name: more.pop(name) for name in ("fans_out", "retry", "timeout_s") if name in more}
+    options = {name: more.pop(name) for name in ("fans_out", "retry", "timeout_s", "needs") if name in more}
     for port, source in more.items():
         tips = source.tips if isinstance(source, Tips) else source if isinstance(source, list | tuple) else [source]
         feeds = [*feeds, *((port, tip) for tip in tips)]

@@ -77,19 +77,25 @@ class Cache:
             facts=facts,
             facts_digest=digest,
             inputs=tuple(sorted(inputs.items())) if len(inputs) > 1 else tuple(inputs.items()),
-            args=node.stage.args.identity(node.args, self._digest_path) if node.args else {},
+            args=node.stage.args.identity(node.args, self.digest_of) if node.args else {},
             partition=partition,
         )
 
     def still_reads(self, node: Node, action: Action) -> bool:
         """Say whether the files that a node was given still hold what its action says."""
-        if not node.stage.args.paths_in(node.args):
-            return True
-        return node.stage.args.identity(node.args, self._digest_path) == action.args
+        return node.stage.args.still_reads(node.args, action.args, self.digest_of)
 
-    def look(self, stage: Stage, key: Digest) -> Hit | Miss:
-        """Say what is known under a key."""
-        if not stage.cached:
+    def still_begins_with(self, node: Node, action: Action) -> bool:
+        """Say whether what a node reads first, as a program does its code, is still what its action says."""
+        return node.stage.args.still_reads(node.args, action.args, self.digest_of, first=True)
+
+    def digest_of(self, path: str) -> str:
+        """Digest a file or folder of the user's."""
+        return digest_path(path, memo=self.store.memo, clock=self._clock)
+
+    def look(self, stage: Stage, key: Digest, *, even_volatile: bool = False) -> Hit | Miss:
+        """Say what is known under a key; of a stage that is never cached nothing, unless that is asked for."""
+        if not stage.cached and not even_volatile:
             return Miss(why="this stage is never cached")
         found = self.store.lookup(key)
         if isinstance(found, Found):
@@ -158,6 +164,3 @@ class Cache:
         )
         self._facts[stage] = (facts, facts.digest())
         return self._facts[stage]
-
-    def _digest_path(self, path: str) -> str:
-        return digest_path(path, memo=self.store.memo, clock=self._clock)

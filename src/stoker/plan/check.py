@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.model.errors import Fault, FileFaults, PlanFaults, StokerError
+from stoker.model.resources import Needs
 from stoker.model.retry import RetryPolicy
 from stoker.model.suggest import did_you_mean
 from stoker.plan.graph import Node, Plan
@@ -35,6 +36,7 @@ class Draft:
     fans_out: bool = False
     retry: RetryPolicy | None = None
     timeout_s: float | None = None
+    needs: Needs | None = None
 
 
 def compile_plan(name: str, drafts: Sequence[Draft], *, final: str | None, keep: Sequence[str] = ()) -> Plan:
@@ -90,6 +92,7 @@ def _check_node(draft: Draft, by_id: Mapping[str, Draft], faults: list[Fault]) -
         fans_out=draft.fans_out,
         retry=draft.retry,
         timeout_s=draft.timeout_s,
+        asks=draft.needs,
     )
 
 

@@ -39,6 +39,7 @@ def run_work(request: dict[str, Any], emit: Callable[[dict[str, Any]], None]) ->
             diverges_on=stage.diverges_on,
             devices=tuple(work["devices"]),
             attempt=work["attempt"],
+            scratch=work["scratch"],
         )
         values, faults = stage.args.check(work["args"], owner=work["node"])
         if faults:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -127,6 +127,33 @@ class CodeIdentity:
             same = isinstance(memo, dict) and memo.get("format") == _FORMAT
             self._memo = memo if same else {"format": _FORMAT}
         return self._memo
+
+
+def files_behind(script: str, *, module: str = "", roots: Sequence[str] = ()) -> list[str]:
+    """Give a script and every module file that it imports, however far; a script that is gone: none.
+
+    Modules are looked for in `roots`, or else beside the script. What Python finds elsewhere, an installed library, is
+    not among them. `module` is the name that the script itself goes by, if it is run as one.
+    """
+    places = [_Roots(os.path.abspath(folder), "") for folder in roots or (os.path.dirname(os.path.abspath(script)),)]
+    found: dict[str, None] = {}
+    seen: set[str] = set()
+    waiting: list[tuple[str, str]] = [(module, os.path.abspath(script))]
+    while waiting:
+        name, path = waiting.pop()
+        if path in found:
+            continue
+        try:
+            _, imports = _read_module(path, name)
+        except OSError:
+            continue
+        found[path] = None
+        fresh = [one for one in imports if one not in seen]
+        seen.update(fresh)
+        for one in fresh:
+            files = (file for place in places if (file := place.find(one)) is not None)
+            waiting += [(one, file) for file in list(files)[:1]]
+    return sorted(found)
 
 
 def digest_of_syntax(syntax: ast.AST) -> str:

@@ -28,11 +28,13 @@ class StageContext:
         diverges_on: tuple[str, ...] = (),
         devices: tuple[str, ...] = (),
         attempt: int = 1,
+        scratch: str = "",
     ) -> None:
         self.node = node
         self.devices = devices
         self.attempt = attempt
         self._out = out
+        self._scratch = scratch
         self._emit = emit
         self._is_cancelled = is_cancelled
         self._diverges_on = diverges_on
@@ -42,6 +44,13 @@ class StageContext:
     def out(self) -> Path:
         """The staging folder of this attempt: empty at the start, taken into the store if the stage succeeds."""
         return Path(self._out)
+
+    @property
+    def scratch(self) -> Path:
+        """A folder that survives attempts and runs until this work succeeds: the place for checkpoints."""
+        if self._scratch:
+            os.makedirs(self._scratch, exist_ok=True)
+        return Path(self._scratch or self._out)
 
     def save(self, kind: type[K], value: Any) -> K:
         """Write a value through its kind's codec and give the handle to return."""

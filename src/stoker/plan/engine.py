@@ -7,6 +7,7 @@ from collections.abc import Callable
 from stoker.model.clock import Clock
 from stoker.model.frozen import frozen
 from stoker.model.resources import Capacity
+from stoker.plan.admitting import MemoryGate
 from stoker.plan.cache import Cache
 from stoker.plan.history import History
 from stoker.plan.lease import LeaseBook
@@ -23,4 +24,5 @@ class Engine:
     leases: LeaseBook
     runner_for: Callable[[Stage], StageRunner]
     capacity: Capacity
+    memory: MemoryGate
     clock: Clock

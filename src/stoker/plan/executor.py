@@ -8,9 +8,11 @@ Sequential is the same loop with one place.
 from __future__ import annotations
 
 import queue
+from collections.abc import Mapping
 
-from stoker.model.errors import BadInput, Fault, PlanDeadline, PlanFaults, StageFailed, StokerError
-from stoker.model.frozen import frozen
+from stoker.model.digests import Digest
+from stoker.model.errors import BadInput, OutOfMemory, PlanDeadline, StageFailed, StokerError
+from stoker.model.frozen import fresh, frozen
 from stoker.model.retry import Again, Cause, decide_retry
 from stoker.model.units import format_duration
 from stoker.plan.asides import Asides
@@ -20,12 +22,13 @@ from stoker.plan.engine import Engine
 from stoker.plan.failures import error_of
 from stoker.plan.graph import Plan
 from stoker.plan.in_flight import InFlight
-from stoker.plan.launching import Elsewhere, JustMade, Launchpad, NotStarted, Started
+from stoker.plan.launching import Elsewhere, JustMade, Launchpad, NotStarted, Outdated, Started
 from stoker.plan.news import News
 from stoker.plan.outcome import Ending, NodeResult, RunResult
 from stoker.plan.progress import Progress
 from stoker.plan.queueing import Waiting
 from stoker.plan.resolve import Execute, Resolver, Use
+from stoker.plan.run_folders import RunFolders
 from stoker.plan.runner import Failed, Usage
 from stoker.plan.schedule import Schedule, State
 from stoker.plan.status import StatusWriter
@@ -49,6 +52,8 @@ class RunOptions:
     """With keep_going: give up after this many failures."""
     rerun: frozenset[str] = frozenset()
     """Nodes or stages to run although their results are known."""
+    kept: Mapping[str, Digest] = fresh(factory=dict)
+    """Nodes whose results an earlier job made, by their keys: they serve as they are if their bytes are whole."""
     grace_s: float = 10.0
     """Between asking to stop and killing."""
     deadline_s: float | None = None
@@ -59,7 +64,7 @@ class Executor:
     """Runs one plan once."""
 
     def __init__(
-        self, plan: Plan, engine: Engine, *, status: StatusWriter, log_folder: str, options: RunOptions
+        self, plan: Plan, engine: Engine, *, status: StatusWriter, folders: RunFolders, options: RunOptions
     ) -> None:
         self._plan = plan
         self._engine = engine
@@ -74,12 +79,13 @@ class Executor:
             cache=engine.cache,
             history=engine.history,
             rerun=options.rerun,
+            kept=options.kept,
             partition=options.partition,
         )
         self._attempts = Attempts(
             cache=engine.cache,
             clock=engine.clock,
-            log_folder=log_folder,
+            folders=folders,
             emit_step=self._news.step,
             is_cancelled=lambda: self._cancel is not None,
         )
@@ -102,7 +108,7 @@ class Executor:
 
     def run(self) -> RunResult:
         """Run to the end, whatever the end is."""
-        self._refuse_the_impossible()
+        self._launchpad.refuse_the_impossible(self._plan.nodes)
         started_s = self._clock.monotonic_s()
         for rank, node in enumerate(self._plan.nodes):
             self._schedule.add(node.id, rank=(rank,), needs=node.producers())
@@ -131,16 +137,6 @@ class Executor:
             error=self._error,
             warnings=tuple(self._warnings),
         )
-
-    def _refuse_the_impossible(self) -> None:
-        faults = tuple(
-            Fault(node.id, never)
-            for node in self._plan.nodes
-            if (never := self._launchpad.permits.never(node.stage.needs))
-        )
-        if faults:
-            headline = str(faults[0]) if len(faults) == 1 else f"{len(faults)} stages can't run on this machine"
-            raise PlanFaults(headline, faults=faults)
 
     def _start_what_can(self) -> None:
         """Decide about what is ready and start what there is room for, for one turn of the loop."""
@@ -256,6 +252,9 @@ class Executor:
                 execute = waiting.execute
                 self._use(waiting.name, Use(action=execute.action, key=execute.key, record=record, has_bytes=True))
                 self._land(execute)
+            case Outdated(waiting=waiting):
+                self._land(waiting.execute)
+                self._schedule.unpark(waiting.name)
             case NotStarted(waiting=waiting, error=error):
                 self._fail_early(waiting.name, error)
                 self._land(waiting.execute)
@@ -282,7 +281,7 @@ class Executor:
         if self._cancel is not None:
             # A stage may have seen it before this loop did, and ended because of it.
             self._stop_for(self._cancel)
-        self._launchpad.land(running)
+        self._launchpad.land(running, report)
         self._land(running.execute)
         if report.committed is not None:
             self._finish(running, report, report.committed)
@@ -355,6 +354,8 @@ class Executor:
     def _fail_early(self, name: str, error: StokerError) -> None:
         """Fail a node that could not even be begun: a file that is gone, no room for a lease or a folder."""
         cause = Cause.INPUT if isinstance(error, BadInput) else Cause.IO
+        if isinstance(error, OutOfMemory):
+            cause = Cause.OOM_HOST
         result = NodeResult(ending=Ending.FAILED, cause=cause, message=str(error), hint=error.hint)
         self._fail(name, result, error_code=error.code)
 

@@ -38,5 +38,9 @@ def _leaves(kind: type[StokerError]) -> dict[str, type[StokerError]]:
     return found
 
 
-_STORE_SIDE = ("no_space", "no_permission", "local_file", "lock_held", "missing_extra", "corrupt_bytes")
-_BY_CODE = {code: leaf for code, leaf in _leaves(StokerError).items() if code in _STORE_SIDE}
+# Those that tell more than the cause does.
+_TELLING = (
+    "no_space", "no_permission", "local_file", "lock_held", "missing_extra", "corrupt_bytes",
+    "program_not_found", "scratch_busy", "containment", "bug",
+)  # fmt: skip
+_BY_CODE = {code: leaf for code, leaf in _leaves(StokerError).items() if code in _TELLING}

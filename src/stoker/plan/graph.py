@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.model.frozen import fresh, frozen
+from stoker.model.resources import Needs
 from stoker.model.retry import RetryPolicy
 from stoker.plan.stage import Stage
 
@@ -31,6 +32,12 @@ class Node:
     """Runs once per item of what feeds it."""
     retry: RetryPolicy | None = None
     timeout_s: float | None = None
+    asks: Needs | None = None
+    """What it holds while it runs, if the plan knows better than its stage."""
+
+    @property
+    def needs(self) -> Needs:
+        return self.asks if self.asks is not None else self.stage.needs
 
     @property
     def gives_several(self) -> bool:

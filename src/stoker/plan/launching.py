@@ -5,11 +5,16 @@ Says what became of a node that it tried to start; what follows from that is the
 
 from __future__ import annotations
 
-from stoker.model.errors import StokerError
+from collections.abc import Sequence
+
+from stoker.hardware.admission import Admitted, NotNow
+from stoker.model.errors import Fault, OutOfMemory, PlanFaults, StokerError
 from stoker.model.frozen import frozen
-from stoker.plan.attempting import Attempts, Running
+from stoker.model.resources import Resource
+from stoker.plan.attempting import Attempts, Report, Running
 from stoker.plan.cache import Hit
 from stoker.plan.engine import Engine
+from stoker.plan.graph import Node
 from stoker.plan.lease import Held
 from stoker.plan.news import News
 from stoker.plan.permits import Grant, Permits, Shortage
@@ -41,6 +46,13 @@ class JustMade:
 
 
 @frozen
+class Outdated:
+    """What it reads first has changed since it was decided about: it has to be decided about again."""
+
+    waiting: Waiting
+
+
+@frozen
 class NotStarted:
     """Something on this machine is in the way."""
 
@@ -56,34 +68,68 @@ class Launchpad:
         self._attempts = attempts
         self._news = news
         self._numbers: dict[str, int] = {}
+        self._running = 0
         self.permits = Permits(engine.capacity)
         self.room = WaitingRoom()
 
-    def launch_one(self) -> Started | Elsewhere | JustMade | NotStarted | None:
+    def launch_one(self) -> Started | Elsewhere | JustMade | Outdated | NotStarted | None:
         """Try the first waiting node that there is room for; smaller ones may pass those that are short."""
         for waiting in self.room.first_of_each():
-            grant = self.permits.take(waiting.node.stage.needs)
+            grant = self.permits.take(waiting.node.needs)
             if isinstance(grant, Shortage):
                 if waiting.is_first_refusal():
                     self._news.blocked(waiting.name, waiting.node, grant.short_of)
                 if waiting.has_waited_enough:
                     return None
                 continue
+            admitted = self._engine.memory.ask(waiting.node, waiting.execute.action, is_work_running=self._running > 0)
+            if isinstance(admitted, NotNow) and admitted.may_wait:
+                self.permits.give_back(grant)
+                if waiting.is_first_refusal():
+                    self._news.blocked(waiting.name, waiting.node, (Resource.MEMORY,))
+                continue
             self.room.leave(waiting)
-            tried = self._try(waiting, grant)
+            if isinstance(admitted, Admitted):
+                tried = self._try(waiting, grant, admitted)
+            else:
+                hint = "close what holds memory, or declare less (memory=)"
+                tried = NotStarted(waiting=waiting, error=OutOfMemory(f"not started: {admitted.why}", hint=hint))
             if not isinstance(tried, Started):
                 self.permits.give_back(grant)
             return tried
         return None
 
-    def land(self, running: Running) -> None:
-        """Give back what a running node held."""
+    def refuse_the_impossible(self, nodes: Sequence[Node]) -> None:
+        """Refuse before anything runs what this machine can never give.
+
+        `PlanFaults`, `OutOfMemory` for memory, `ProgramNotFound` and its like for a program.
+        """
+        faults = tuple(Fault(node.id, never) for node in nodes if (never := self.permits.never(node.needs)))
+        if faults:
+            headline = str(faults[0]) if len(faults) == 1 else f"{len(faults)} stages can't run on this machine"
+            raise PlanFaults(headline, faults=faults)
+        too_large = [f"{node.id}: {never}" for node in nodes if (never := self._engine.memory.never(node))]
+        if too_large:
+            raise OutOfMemory("; ".join(too_large[:3]), hint="declare less, or run it on a larger machine")
+        programs = [node for node in nodes if node.stage.is_program and not node.producers()]
+        if programs:
+            works = {node.id: (node.stage, node.args) for node in programs}
+            self._engine.runner_for(programs[0].stage).check(works)
+
+    def land(self, running: Running, report: Report) -> None:
+        """Give back what a running node held, and remember how much memory it took."""
+        self._running -= 1
         self.permits.give_back(running.grant)
         self._engine.leases.give_back(running.execute.key)
+        self._engine.memory.note(running.node, running.execute.action, report.usage, cap_bytes=running.memory_bytes)
 
-    def _try(self, waiting: Waiting, grant: Grant) -> Started | Elsewhere | JustMade | NotStarted:
+    def _try(
+        self, waiting: Waiting, grant: Grant, admitted: Admitted
+    ) -> Started | Elsewhere | JustMade | Outdated | NotStarted:
         key = waiting.execute.key
         try:
+            if not self._engine.cache.still_begins_with(waiting.node, waiting.execute.action):
+                return Outdated(waiting=waiting)
             taken = self._engine.leases.take(key)
             if isinstance(taken, Held):
                 return Elsewhere(waiting=waiting, why=taken.why)
@@ -92,16 +138,22 @@ class Launchpad:
                 if isinstance(look, Hit) and look.has_bytes:
                     self._engine.leases.give_back(key)
                     return JustMade(waiting=waiting, record=look.record)
-            return Started(running=self._start(waiting, grant))
+            return Started(running=self._start(waiting, grant, admitted))
         except StokerError as error:
             self._engine.leases.give_back(key)
             return NotStarted(waiting=waiting, error=error)
 
-    def _start(self, waiting: Waiting, grant: Grant) -> Running:
+    def _start(self, waiting: Waiting, grant: Grant, admitted: Admitted) -> Running:
         # Counted over the whole run, so that the report of an attempt that was left behind is known as old.
         number = self._numbers.get(waiting.name, 0) + 1
         self._numbers[waiting.name] = number
         self._news.begins(waiting.name, waiting.node, waiting.execute, number)
+        if admitted.is_raised:
+            self._news.said(waiting.name, f"its cap is {admitted.why}")
         self._news.tell()
         runner = self._engine.runner_for(waiting.node.stage)
-        return self._attempts.start(waiting, grant=grant, number=number, runner=runner)
+        running = self._attempts.start(
+            waiting, grant=grant, number=number, runner=runner, memory_bytes=admitted.cap_bytes
+        )
+        self._running += 1
+        return running

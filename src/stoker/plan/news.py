@@ -55,6 +55,9 @@ class News:
             },
         )
 
+    def said(self, name: str, text: str) -> None:
+        self._add(Kinds.STAGE_LOG, {"node": name, "text": text})
+
     def finished(self, running: Running, report: Report, committed: Committed) -> None:
         name, stage, key = running.name, running.node.stage, running.execute.key
         if committed.differs_from is not None:
@@ -79,6 +82,7 @@ class News:
                 "seconds": round(report.seconds, 6),
                 "size_bytes": committed.record.tree.size_bytes,
                 "peak_rss_bytes": report.usage.peak_rss_bytes,
+                "metrics": running.reports.last,
             },
         )
 

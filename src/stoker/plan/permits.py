@@ -1,7 +1,8 @@
 """Permits: what running stages hold of the machine, taken as a whole vector or not at all.
 
 Because a vector is taken in one step by one loop, two stages can't each hold what the other waits for. GPUs are named
-slots. A request larger than the machine (memory, cores) is cut down and then runs alone.
+slots. A request for more cores than there are is cut down and then runs alone; one for more memory than there is was
+refused before it came here (`admitting`).
 """
 
 from __future__ import annotations

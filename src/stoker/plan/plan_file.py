@@ -16,7 +16,6 @@ import math
 import os
 import reprlib
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,13 +112,7 @@ def _beside(path: str, draft: Draft) -> None:
     """Read a node's paths as relative to the plan file: it means the same wherever the command is given."""
     if path and isinstance(draft.args, Mapping):
         folder = os.path.dirname(os.path.abspath(path))
-        args = dict(draft.args)
-        for name, spec in draft.stage.args.specs.items():
-            # What does not fit its type is a fault for the check to report.
-            with suppress(ValueError, KeyError):
-                value = spec.type.check(args[name])
-                args[name] = spec.type.with_paths(value, lambda one: os.path.join(folder, one))
-        draft.args = args
+        draft.args = draft.stage.args.with_paths(draft.args, lambda one: os.path.join(folder, one))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -167,7 +160,7 @@ class _Reader:
     def compiled_fault(self, fault: Fault) -> None:
         """Take a fault that names a node, perhaps with an argument after a dot, and say on which line that is."""
         node, _, argument = fault.where.partition(".")
-        line = self._line(("nodes", node, "args", argument) if argument else ("nodes", node))
+        line = self._line(("nodes", node, "args", *argument.split(".")) if argument else ("nodes", node))
         place = f"{self.path}:{line}" if line else self.path
         self.faults.append(Fault(f"{place}: {fault.where}" if place else fault.where, fault.message, fault.hint))
 

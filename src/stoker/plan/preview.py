@@ -6,6 +6,7 @@ it may still hit, if what it reads comes out the same.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 from stoker.model.digests import Digest
@@ -58,10 +59,16 @@ class Preview:
 
 
 def preview(
-    plan: Plan, *, cache: Cache, history: History, rerun: frozenset[str] = frozenset(), partition: str = ""
+    plan: Plan,
+    *,
+    cache: Cache,
+    history: History,
+    rerun: frozenset[str] = frozenset(),
+    kept: Mapping[str, Digest] | None = None,
+    partition: str = "",
 ) -> Preview:
     """Forecast every node of a plan."""
-    resolver = Resolver(plan=plan.name, cache=cache, history=history, rerun=rerun, partition=partition)
+    resolver = Resolver(plan=plan.name, cache=cache, history=history, rerun=rerun, kept=kept, partition=partition)
     return _Forecaster(plan, resolver=resolver, cache=cache, history=history).forecast_all()
 
 
@@ -167,7 +174,9 @@ class _Forecaster:
     ) -> Forecast:
         estimate_s: float | None = None
         if verdict is not Verdict.HIT:
-            one_s = self._history.estimate_s(plan=self._plan.name, node=node.id, stage=node.stage.name)
+            one_s = self._history.estimate_s(
+                plan=self._plan.name, node=node.id, stage="" if node.stage.is_program else node.stage.name
+            )
             estimate_s = None if one_s is None else one_s * times
         return Forecast(
             node=node.id,

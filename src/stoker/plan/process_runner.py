@@ -6,20 +6,26 @@ stage costs a fork and not an interpreter. Each attempt is a process group of it
 
 from __future__ import annotations
 
+import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from stoker.host.containment.box import MARK, Box, BoxReading, Containment, Limits
 from stoker.host.exit import Exit
 from stoker.host.forked import Forked
 from stoker.host.processes import ask_group, stop_group
 from stoker.host.zygote import Zygote
-from stoker.model.errors import ProcessLost
+from stoker.model.clock import SystemClock
+from stoker.model.errors import ProcessLost, Unavailable
 from stoker.model.json_text import dumps
 from stoker.model.retry import Cause
+from stoker.plan.program_end import out_of_memory
 from stoker.plan.runner import Attempt, Failed, Finished, Usage, Work
+from stoker.plan.stage import Stage
 
 CHILD = "stoker.plan.child:run_work"
+_READ_BOX_EVERY_S = 0.5
 
 
 class ProcessRunner:
@@ -27,14 +33,18 @@ class ProcessRunner:
 
     is_here = False
 
-    def __init__(self, start_zygote: Callable[[], Zygote]) -> None:
+    def __init__(self, start_zygote: Callable[[], Zygote], containment: Callable[[], Containment]) -> None:
         self._start_zygote = start_zygote
+        self._containment = containment
         self._zygote: Zygote | None = None
         self._has_told: Zygote | None = None
         self._lock = threading.Lock()
 
+    def check(self, works: Mapping[str, tuple[Stage, Mapping[str, Any]]]) -> None:
+        """They are forked from what runs already: nothing can be missing."""
+
     def attempt(self, work: Work) -> Attempt:
-        return _ProcessAttempt(work, self._warm, self._untold)
+        return _ProcessAttempt(work, self._warm, self._untold, self._containment)
 
     def close(self) -> None:
         with self._lock:
@@ -61,49 +71,79 @@ class ProcessRunner:
 
 
 class _ProcessAttempt:
-    def __init__(self, work: Work, warm: Callable[[], Zygote], warnings: Callable[[Zygote], tuple[str, ...]]) -> None:
+    def __init__(
+        self,
+        work: Work,
+        warm: Callable[[], Zygote],
+        warnings: Callable[[Zygote], tuple[str, ...]],
+        containment: Callable[[], Containment],
+    ) -> None:
         self._work = work
+        self._containment = containment
         self._warm = warm
         self._warnings = warnings
         self._lock = threading.Lock()
         self._forked: Forked | None = None
         self._stopped = threading.Event()
+        self._clock = SystemClock()
 
     def run(self) -> Finished | Failed:
-        request = {"work": dumps(_as_request(self._work))}
-        environment = {"CUDA_VISIBLE_DEVICES": ",".join(self._work.devices)}
+        work = self._work
+        limits = Limits(memory_bytes=work.memory_bytes, uses_gpu=bool(work.devices))
+        mark = f"{work.folders.run_id}-{secrets.token_hex(4)}"
         try:
-            zygote = self._warm()
-            if self._stopped.is_set():
-                return _STOPPED_EARLY
-            forked = zygote.fork(CHILD, request, log_path=self._work.log_path, env=environment)
-            for warning in self._warnings(zygote):
-                self._work.emit({"log": warning})
+            box = self._containment().open(f"{work.folders.run_id}-{work.node}", limits, mark)
+            try:
+                return self._run_in(box, mark)
+            finally:
+                box.kill_all()
+                box.close()
         except ProcessLost as error:
             return Failed(cause=Cause.LOST, message=str(error), hint=error.hint, error_code=error.code)
+        except Unavailable as error:
+            return Failed(cause=Cause.IO, message=str(error), hint=error.hint, error_code=error.code)
+
+    def _run_in(self, box: Box, mark: str) -> Finished | Failed:
+        work = self._work
+        request = {"work": dumps(_as_request(work))}
+        environment = {"CUDA_VISIBLE_DEVICES": ",".join(work.devices), MARK: mark}
+        zygote = self._warm()
+        if self._stopped.is_set():
+            return _STOPPED_EARLY
+        log_path = work.folders.log_of(work.node)
+        forked = zygote.fork(CHILD, request, log_path=log_path, env=environment, box=box.entry)
+        for warning in self._warnings(zygote):
+            work.emit({"log": warning})
         try:
+            box.took_in(forked.identity)
             with self._lock:
                 self._forked = forked
             if self._stopped.is_set():
                 # Asked while the zygote was still importing: there was nobody yet to pass it on to.
                 stop_group(forked.identity, grace_s=0.0)
                 return _STOPPED_EARLY
-            answer = self._listen(forked)
-            return _read_answer(answer, forked.wait())
-        except ProcessLost as error:
-            return Failed(cause=Cause.LOST, message=str(error), hint=error.hint, error_code=error.code)
+            answer = self._listen(forked, box)
+            return _read_answer(answer, forked.wait(), box.read(), work.memory_bytes)
         finally:
             if not forked.has_ended:
                 # Something else than the work went wrong; the work must not go on alone.
                 stop_group(forked.identity, grace_s=0.0)
 
-    def _listen(self, forked: Forked) -> dict[str, Any]:
+    def _listen(self, forked: Forked, box: Box) -> dict[str, Any]:
         answer: dict[str, Any] = {}
-        for event in forked.events():
-            if "answer" in event:
-                answer = answer or event["answer"]
-            else:
-                self._work.emit(event)
+        next_reading_s = self._clock.monotonic_s()
+        while not forked.has_no_more_events:
+            for event in forked.read_events(_READ_BOX_EVERY_S):
+                if "answer" in event:
+                    answer = answer or event["answer"]
+                else:
+                    self._work.emit(event)
+            now_s = self._clock.monotonic_s()
+            if now_s >= next_reading_s:
+                next_reading_s = now_s + _READ_BOX_EVERY_S
+                if box.read().was_out_of_memory:
+                    # Some kernels kill one and let the others wait for it for ever.
+                    box.kill_all()
         return answer
 
     def ask_to_stop(self) -> None:
@@ -140,11 +180,17 @@ def _as_request(work: Work) -> dict[str, Any]:
         "out": work.out,
         "devices": list(work.devices),
         "attempt": work.attempt,
+        "scratch": work.scratch,
     }
 
 
-def _read_answer(answer: dict[str, Any], ended: Exit) -> Finished | Failed:
-    usage = Usage(peak_rss_bytes=ended.max_rss_bytes, cpu_s=ended.cpu_s)
+def _read_answer(answer: dict[str, Any], ended: Exit, reading: BoxReading, cap_bytes: int | None) -> Finished | Failed:
+    was_killed = reading.was_out_of_memory
+    usage = Usage(
+        peak_rss_bytes=reading.peak_bytes or ended.max_rss_bytes, cpu_s=ended.cpu_s, was_killed_for_memory=was_killed
+    )
+    if was_killed:
+        return out_of_memory(cap_bytes, usage, is_part=answer.get("outcome") == "finished")
     if answer.get("outcome") == "finished":
         return Finished(usage=usage)
     if answer.get("outcome") == "failed":
@@ -158,7 +204,7 @@ def _read_answer(answer: dict[str, Any], ended: Exit) -> Finished | Failed:
         )
     hint = "stoker logs shows what it wrote last"
     if ended.signal == 9:
-        hint = "the kernel kills so when memory runs out; `dmesg` would say"
+        hint = "somebody killed it, or the whole machine ran out of memory; `dmesg` would say"
     return Failed(
         cause=Cause.LOST, message=f"its process ended without an answer: {ended}", hint=hint,
         error_code="process_lost", usage=usage,

@@ -58,7 +58,7 @@ class WaitingRoom:
     def enter(self, waiting: Waiting) -> None:
         """Let a node wait."""
         self._count += 1
-        heapq.heappush(self._groups.setdefault(waiting.node.stage.needs, []), waiting)
+        heapq.heappush(self._groups.setdefault(waiting.node.needs, []), waiting)
 
     def first_of_each(self) -> list[Waiting]:
         """Give the first node of each group, in the order of the plan."""
@@ -66,7 +66,7 @@ class WaitingRoom:
 
     def leave(self, waiting: Waiting) -> None:
         """Take the first node of its group out."""
-        heapq.heappop(self._groups[waiting.node.stage.needs])
+        heapq.heappop(self._groups[waiting.node.needs])
         self._count -= 1
 
     def drop(self, names: set[str]) -> list[Waiting]:

@@ -46,12 +46,20 @@ class Resolver:
     """Decides for the nodes of one plan."""
 
     def __init__(
-        self, *, plan: str, cache: Cache, history: History, rerun: frozenset[str], partition: str = ""
+        self,
+        *,
+        plan: str,
+        cache: Cache,
+        history: History,
+        rerun: frozenset[str],
+        kept: Mapping[str, Digest] | None = None,
+        partition: str = "",
     ) -> None:
         self._plan = plan
         self._cache = cache
         self._history = history
         self._rerun = rerun
+        self._kept = kept or {}
         self._partition = partition
         self._rerun_keys: set[Digest] = set()
 
@@ -63,6 +71,16 @@ class Resolver:
         key = action.key()
         if self._rerun and key not in self._rerun_keys and self._is_rerun(name, node):
             return Execute(action=action, key=key, why="a rerun was asked for", force=True)
+        kept = self._kept.get(name)
+        decision = self._keep(action, kept, node, needs_bytes=needs_bytes) if kept is not None else None
+        return decision or self._look(name, node, action, key, needs_bytes=needs_bytes)
+
+    def was_run(self, key: Digest) -> None:
+        """Note that this work was done: a rerun that was asked for is asked for once, also of twins."""
+        if self._rerun:
+            self._rerun_keys.add(key)
+
+    def _look(self, name: str, node: Node, action: Action, key: Digest, *, needs_bytes: bool) -> Use | Execute:
         look = self._cache.look(node.stage, key)
         if isinstance(look, Hit):
             if look.has_bytes or not needs_bytes:
@@ -76,10 +94,20 @@ class Resolver:
         why, changes = self._compare(name, action)
         return Execute(action=action, key=key, why=why, changes=changes)
 
-    def was_run(self, key: Digest) -> None:
-        """Note that this work was done: a rerun that was asked for is asked for once, also of twins."""
-        if self._rerun:
-            self._rerun_keys.add(key)
+    def _keep(self, action: Action, kept: Digest, node: Node, *, needs_bytes: bool) -> Use | Execute | None:
+        """Use what an earlier job made of this node, if it is still whole; nothing if it is simply not there."""
+        look = self._cache.look(node.stage, kept, even_volatile=True)
+        if isinstance(look, Hit):
+            if look.has_bytes or not needs_bytes:
+                return Use(action=action, key=kept, record=look.record, has_bytes=look.has_bytes)
+            damage = f"bytes of {', '.join(look.lost)} are lost" if look.lost else ""
+        else:
+            damage = look.damage
+        if node.stage.cached or not damage:
+            return None
+        return Execute(
+            action=action, key=action.key(), why=f"what was kept is damaged ({damage})", damage=damage, force=True
+        )
 
     def _is_rerun(self, name: str, node: Node) -> bool:
         return not self._rerun.isdisjoint((name, node.id, node.stage.name))

@@ -30,6 +30,7 @@ from stoker.model.frozen import frozen
 from stoker.model.retry import Cause
 from stoker.plan.context import StageContext
 from stoker.plan.kind import Kind
+from stoker.plan.run_folders import RunFolders
 from stoker.plan.stage import Stage, perform
 
 
@@ -50,9 +51,15 @@ class Work:
     args: Mapping[str, Any]
     inputs: Mapping[str, tuple[GivenInput, ...]]
     out: str
-    log_path: str
+    folders: RunFolders
     devices: tuple[str, ...] = ()
     attempt: int = 1
+    scratch: str = ""
+    """Where it may keep what the next attempt can use; made when it is first asked for."""
+    resume_key: str = ""
+    """Whose checkpoints it may go on from."""
+    memory_bytes: int | None = None
+    """How much memory it may use, if somebody has decided."""
     emit: Callable[[dict[str, Any]], None] = lambda _report: None
     is_cancelled: Callable[[], bool] = lambda: False
     """Whether the run is being stopped: for work that nobody can interrupt from outside."""
@@ -64,6 +71,8 @@ class Usage:
 
     peak_rss_bytes: int | None = None
     cpu_s: float | None = None
+    was_killed_for_memory: bool = False
+    """The kernel killed it at its cap: what it says of memory itself is not this."""
 
 
 @frozen
@@ -71,6 +80,8 @@ class Finished:
     """The stage returned and what lies in its folder is of the kind it promised."""
 
     usage: Usage = Usage()
+    manifest: Mapping[str, Any] | None = None
+    """Of a program: what really ran, kept with its result."""
 
 
 @frozen
@@ -105,6 +116,9 @@ class StageRunner(Protocol):
     is_here: bool
     """Work is so small that the loop itself does it: starting a thread would cost more than the work."""
 
+    def check(self, works: Mapping[str, tuple[Stage, Mapping[str, Any]]]) -> None:
+        """Refuse, before anything runs, what can't be started here: stages with their arguments, by node."""
+
     def attempt(self, work: Work) -> Attempt:
         """Prepare one try; nothing runs yet."""
 
@@ -116,6 +130,9 @@ class InlineRunner:
     """Runs stages in this process: no isolation, no cost. For trivial, trusted work, and for tests."""
 
     is_here = True
+
+    def check(self, works: Mapping[str, tuple[Stage, Mapping[str, Any]]]) -> None:
+        """They are this process itself: nothing can be missing."""
 
     def attempt(self, work: Work) -> Attempt:
         return _InlineAttempt(work)
@@ -140,6 +157,7 @@ class _InlineAttempt:
             diverges_on=work.stage.diverges_on,
             devices=work.devices,
             attempt=work.attempt,
+            scratch=work.scratch,
         )
         return run_stage(work.stage, job, inputs, work.args, work.out)
 

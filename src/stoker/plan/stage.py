@@ -60,6 +60,8 @@ class Stage:
     """Distributions whose version is part of the key."""
     inline: bool
     """Trivial, trusted work that runs in the engine's own process."""
+    is_program: bool
+    """Its function gives the `Program` that does the work."""
     preflight: Callable[[Any], list[str]] | None
     fingerprint: Callable[[], str] | None
     """More code identity, for stages whose work is done by files outside Python."""
@@ -95,14 +97,18 @@ def stage(  # noqa: PLR0913 - a declaration says everything at once
     inline: bool = False,
     preflight: Callable[[Any], list[str]] | None = None,
     fingerprint: Callable[[], str] | None = None,
+    program: type[Kind[Any]] | None = None,
 ) -> Callable[[Callable[..., Any]], Stage]:
-    """Declare a function as a stage."""
+    """Declare a function as a stage.
+
+    With `program`, the function gives a `Program` to run in its place, whose files are then of that kind.
+    """
     _check_declaration(name, version=version, needs=needs, retry=retry, timeout_s=timeout_s)
 
     def declare(run: Callable[..., Any]) -> Stage:
         hints = typing.get_type_hints(run)
         parameters = _parameters_of(name, run)
-        output, gives_list = _kind_of(hints.get("return"), f"stage {name}: the return annotation")
+        output, gives_list = _kind_of(program or hints.get("return"), f"stage {name}: the return annotation")
         ports = []
         for parameter in parameters:
             if parameter not in ("job", "args"):
@@ -128,6 +134,7 @@ def stage(  # noqa: PLR0913 - a declaration says everything at once
             diverges_on=diverges_on,
             uses=uses,
             inline=inline,
+            is_program=program is not None,
             preflight=preflight,
             fingerprint=fingerprint,
         )

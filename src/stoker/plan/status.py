@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from stoker.host.durable import translated
+from stoker.host.durable import open_regular, translated
 from stoker.model.clock import Clock
 from stoker.model.events import Event, Kinds, event_line
 from stoker.model.json_text import loads
@@ -154,7 +154,7 @@ def read_status(path: str) -> Iterator[dict[str, Any]]:
     """Give a journal's events, the older generation first. Lines that do not parse are passed over."""
     for name in (older_generation(path), path):
         try:
-            file = open(name, "rb")  # noqa: SIM115 - closed below, a missing file is fine
+            file = open_regular(name)
         except OSError:
             continue
         with file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import tempfile
@@ -12,6 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import stoker
+from stoker.hardware.admission import Memory
+from stoker.host.containment.box import Containment
+from stoker.host.containment.choice import choose
 from stoker.host.durable import write_file
 from stoker.host.zygote import Zygote
 from stoker.model.clock import Clock, SystemClock
@@ -19,23 +24,37 @@ from stoker.model.digests import Digest
 from stoker.model.errors import StokerError
 from stoker.model.json_text import loads
 from stoker.model.resources import Capacity
+from stoker.plan.admitting import MemoryGate
 from stoker.plan.authoring import PlanBuilder, Stage
 from stoker.plan.cache import Cache
 from stoker.plan.code_identity import CodeIdentity
 from stoker.plan.engine import Engine
 from stoker.plan.executor import Executor, RunOptions
+from stoker.plan.footprints import Footprints
 from stoker.plan.graph import Plan
 from stoker.plan.history import History
 from stoker.plan.lease import LeaseBook
 from stoker.plan.outcome import NodeResult, RunResult
 from stoker.plan.preview import Preview, preview
 from stoker.plan.process_runner import ProcessRunner
+from stoker.plan.program_launch import Surroundings
+from stoker.plan.program_runner import ProgramRunner
+from stoker.plan.run_folders import RunFolders
 from stoker.plan.runner import InlineRunner, StageRunner
 from stoker.plan.status import StatusWriter, read_status
 from stoker.store.local import LocalStore
 from stoker.store.records import Record
 
 FOUR_CORES = Capacity(cpu=4, gpus=("a", "b"), memory_bytes=64 * 2**30)
+
+
+TRAINER = Path(stoker.__file__).parent / "trainer"
+
+
+@functools.cache
+def containment() -> Containment:
+    """What this machine has."""
+    return choose(None, environment=dict(os.environ))
 
 
 @dataclass(frozen=True)
@@ -115,10 +134,16 @@ class Lab:
         self.cache = Cache(self.store, code=CodeIdentity(str(folder / "code.json")), clock=self.clock)
         self.history = History(str(folder / "history.db"))
         self.leases = LeaseBook(self.store.places.leases, clock=self.clock)
-        self.processes = ProcessRunner(self._start_zygote)
+        self.processes = ProcessRunner(self._start_zygote, containment)
+        around = Surroundings(
+            environment=dict(os.environ), own_prefix=sys.prefix, trainer_folder=str(TRAINER), has_gpus=False
+        )
+        self.programs = ProgramRunner(around, containment, self.clock)
         self.capacity = capacity
         self._preload = preload
         self._inline = InlineRunner()
+        self.memory = Memory(total_bytes=64 * 2**30, available_bytes=60 * 2**30)
+        self.footprints = Footprints(str(folder / "footprints.db"))
         self._runs = len(list(folder.glob("status-*.jsonl")))
         self.executor: Executor | None = None
 
@@ -131,6 +156,7 @@ class Lab:
     def close(self) -> None:
         self.processes.close()
         self.history.close()
+        self.footprints.close()
         self.cache.close()
         self.store.close()
 
@@ -142,19 +168,26 @@ class Lab:
             leases=self.leases,
             runner_for=self.runner_for,
             capacity=self.capacity,
+            memory=MemoryGate(lambda: self.memory, self.footprints),
             clock=self.clock,
         )
 
     def runner_for(self, stage: Stage) -> StageRunner:
-        return self._inline if stage.inline else self.processes
+        return self._inline if stage.inline else self.programs if stage.is_program else self.processes
 
     def prepare(self, plan: Plan, **options: Any) -> tuple[Executor, StatusWriter]:
         self._runs += 1
-        logs = self.folder / "logs"
-        logs.mkdir(exist_ok=True)
+        folders = RunFolders(
+            run_id=f"run-{self._runs}",
+            logs=str(self.folder / "logs"),
+            metrics=str(self.folder / "metrics"),
+            scratch=str(self.folder / "scratch"),
+        )
+        for made in (folders.logs, folders.metrics):
+            os.makedirs(made, exist_ok=True)
         status = StatusWriter(str(self.folder / f"status-{self._runs}.jsonl"), source="test", clock=self.clock)
         options.setdefault("grace_s", 5.0)
-        self.executor = Executor(plan, self.engine, status=status, log_folder=str(logs), options=RunOptions(**options))
+        self.executor = Executor(plan, self.engine, status=status, folders=folders, options=RunOptions(**options))
         return self.executor, status
 
     def run(self, plan: Plan, **options: Any) -> Ran:
@@ -186,7 +219,8 @@ class Lab:
 
     def staged(self) -> list[str]:
         """What is left in the staging folder."""
-        return sorted(path.name for path in Path(self.store.places.staging).rglob("*"))
+        # Walked, not globbed: what somebody removes meanwhile is no error.
+        return sorted(name for _, folders, files in os.walk(self.store.places.staging) for name in (*folders, *files))
 
     def log(self, node: str) -> str:
         return (self.folder / "logs" / f"{node}.log").read_text()

@@ -74,6 +74,13 @@ def _memory(job: StageContext, args: HowArgs) -> Any:
     raise MemoryError("no more")
 
 
+def _eat_in_a_child(job: StageContext, args: HowArgs) -> Any:
+    subprocess.run([sys.executable, "-S", "-E", "-c", "x = bytearray(2 << 30)"], check=False)
+    if args.value:
+        time.sleep(60)
+    return job.save(Number, 1)
+
+
 def _device_memory(job: StageContext, args: HowArgs) -> Any:
     raise OutOfMemoryError("CUDA out of memory")
 

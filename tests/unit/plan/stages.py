@@ -71,6 +71,19 @@ class PaceArgs:
     ledger: str = arg("", runtime=True)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    width: int = arg(1, ge=1)
+    file: InputPath | None = arg(None)
+    ledger: str = arg("", runtime=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapedArgs:
+    shape: Shape = arg(Shape(width=2))
+    value: int = arg(0)
+
+
 def note(ledger: str, line: str) -> None:
     """Write one line, whole, also beside other processes."""
     if ledger:
@@ -92,6 +105,13 @@ def number(job: StageContext, args: NumberArgs) -> Number:
     """Give a number."""
     note(args.ledger, f"number {args.value}")
     return job.save(Number, args.value)
+
+
+@stage("test/process-shaped")
+def process_shaped(job: StageContext, args: ShapedArgs) -> Number:
+    """Multiply, by a number that stands in a record."""
+    note(args.shape.ledger, f"shaped {args.shape.width}")
+    return job.save(Number, args.value * args.shape.width)
 
 
 @stage("test/add", inline=True)

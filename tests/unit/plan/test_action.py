@@ -66,7 +66,7 @@ def test_keys_are_what_they_always_were() -> None:
         ("args.depth", {"args": {**BODY["args"], "depth": 0}}),
         ("args.depth", {"args": {name: value for name, value in BODY["args"].items() if name != "depth"}}),
         ("args.names", {"args": {**BODY["args"], "names": ["y", "x"]}}),
-        ("args.limits", {"args": {**BODY["args"], "limits": {"low": 1.0, "high": 2.0}}}),
+        ("args.limits.low", {"args": {**BODY["args"], "limits": {"low": 1.0, "high": 2.0}}}),
         ("partition", {"partition": "mine"}),
     ],
 )
@@ -177,3 +177,14 @@ def test_the_order_of_ports_is_nothing() -> None:
     with_a_first = changed(inputs=[["a", [["k@1", two.digest]]], ["b", [["k@1", one.digest]]]])
     assert differences(with_a_first, with_b_first) == []
     assert with_a_first.key() == with_b_first.key()
+
+
+def test_what_a_variable_of_a_program_holds_is_no_part_of_what_is_told() -> None:
+    before = changed(stage="command/run_known", args={"env": {"A": "old-pw", "B": "gone-pw"}, "x": 1})
+    after = changed(stage="command/run_known", args={"env": {"A": "new-pw", "C": "come-pw"}, "x": 2})
+    told = [str(one) for one in differences(before, after)]
+    assert [one.partition(":")[0] for one in told] == ["args.env.A", "args.env.B", "args.env.C", "args.x"]
+    assert "pw" not in " ".join(told)
+    assert "another" in told[0]
+    other = [str(one) for one in differences(changed(args={"env": {"A": 1}}), changed(args={"env": {"A": 2}}))]
+    assert other == ["args.env.A: 1 → 2"]

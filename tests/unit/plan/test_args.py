@@ -11,7 +11,7 @@ from stoker.model.encoding import encode
 from stoker.model.errors import ArgsFaults
 from stoker.plan.arg_types import arg_type_of
 from stoker.plan.args import ArgsSchema
-from stoker.plan.authoring import InputPath, arg
+from stoker.plan.authoring import Duration, InputPath, Size, arg
 
 
 def read(annotation: Any, text: str) -> Any:
@@ -74,6 +74,9 @@ SCHEMA = ArgsSchema(Everything)
         (list[int], "[]", []),
         (list[int], "", []),
         (tuple[str, ...], "a,b", ("a", "b")),
+        (list[str], "['a,b', 007]", ["a,b", "007"]),
+        (list[list[int]], "[[1,2],[]]", [[1, 2], []]),
+        (dict[str, float], "{a:1, b: 2.5}", {"a": 1.0, "b": 2.5}),
         (InputPath, "data.csv", "data.csv"),
     ],
 )
@@ -104,8 +107,9 @@ def test_not_a_number_is_a_number() -> None:
         (int | None, "nothing", "not a whole number"),
         (Literal["a", "b"], "c", "'c' is not one of a, b"),
         (list[int], "1,x", "'x' is not a whole number"),
-        (list[int], "1,,2", "'' is not a whole number"),
-        (dict[str, int], "a=1", "give it in a file"),
+        (list[int], "1,,2", "expected a value before ','"),
+        (dict[str, int], "a=1", "a map is wanted here"),
+        (dict[str, int], "{a:x}", "'x' is not a whole number"),
         (InputPath, "", "expected a path"),
         (str, "\ud800", "not valid Unicode"),
     ],
@@ -380,3 +384,28 @@ def test_a_type_is_named_for_people(annotation: Any, words: str) -> None:
 def test_values_of_an_args_object_are_in_declared_order() -> None:
     assert list(SCHEMA.values_of(Everything(data=InputPath("d")))) == list(SCHEMA.specs)
     assert SCHEMA.make(SCHEMA.values_of(Everything(data=InputPath("d")))) == Everything(data=InputPath("d"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredArgs:
+    memory: Size = arg(Size(""))
+    limit: Duration = arg(Duration("1h"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("8", "8 of what? A size has a unit: 8G"),
+        ("2.5", "2.5 of what? A size has a unit: 8G"),
+        ("lots", "'lots' is not a size; write for example 500MB, 6GiB or 10G"),
+    ],
+)
+def test_a_size_without_a_unit_is_asked_about(text: str, said: str) -> None:
+    _, faults = ArgsSchema(MeasuredArgs).check({"memory": text}, owner="x")
+    assert [str(fault) for fault in faults] == [f"x.memory: {said}"]
+    assert not ArgsSchema(MeasuredArgs).check({"memory": "8G", "limit": "90s"}, owner="x")[1]
+
+
+def test_a_number_from_a_file_is_no_duration() -> None:
+    _, faults = ArgsSchema(MeasuredArgs).check({"limit": 30}, owner="x")
+    assert [str(fault) for fault in faults] == ["x.limit: 30 of what? A duration has a unit: 30m"]

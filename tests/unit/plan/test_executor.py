@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from stoker.hardware.admission import Memory
 from stoker.model.errors import (
+    OutOfMemory,
     PlanFaults,
 )
 from stoker.model.resources import GIB, Capacity
@@ -155,10 +157,13 @@ def test_gpus_are_given_by_name_and_never_twice(lab: Lab, tmp_path: Path, ledger
     assert sorted(line.split()[0] for line in lines_of(ledger)) == ["0", "1", "2", "3", "4"]
 
 
-def test_a_stage_that_wants_more_memory_than_there_is_runs_alone(tmp_path: Path) -> None:
-    with Lab(tmp_path / "lab", capacity=Capacity(cpu=4, memory_bytes=8 * GIB)) as lab:
-        assert lab.run(side_by_side(greedy, range(4))).result.ran == 4
-    assert concurrency.most == 1
+def test_a_stage_that_wants_more_memory_than_there_is_is_refused_with_numbers(tmp_path: Path) -> None:
+    with Lab(tmp_path / "lab") as lab:
+        lab.memory = Memory(total_bytes=8 * GIB, available_bytes=8 * GIB)
+        with pytest.raises(OutOfMemory) as raised:
+            lab.run(side_by_side(greedy, range(4)))
+    assert raised.value.exit_code == 46
+    assert "this machine has 8.0 GiB, of which 819.2 MiB stay with the machine" in str(raised.value)
 
 
 def test_gpus_that_the_machine_does_not_have_are_refused_before_anything_runs(tmp_path: Path, ledger: str) -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.errors import Cancelled, ProcessLost, StageDiverged, StageTimeout
+from stoker.hardware.admission import Memory
+from stoker.model.errors import Cancelled, OutOfMemory, ProcessLost, StageDiverged, StageTimeout
 from stoker.model.resources import Capacity, Needs
 from stoker.model.retry import Cause
 from stoker.plan.authoring import PlanBuilder, Stage, StageContext, stage
 from stoker.plan.graph import Plan
 from tests.unit.host.real_processes import is_running, wait_until
-from tests.unit.plan.lab import Lab, lines_of, plan_of
+from tests.unit.plan.lab import Lab, containment, lines_of, plan_of
 from tests.unit.plan.misbehaving import ALWAYS, TRANSIENT, HowArgs, misbehave, small_vandal, vandal
 from tests.unit.plan.stages import (
     Number,
@@ -94,6 +95,19 @@ def test_a_kill_for_memory_is_hinted_at(shared: Lab) -> None:
     error = shared.run(going("killed")).result.error
     assert error is not None
     assert "memory" in error.hint
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_one_whose_child_was_killed_for_memory_has_failed_whatever_it_does_next(tmp_path: Path, goes_on: bool) -> None:
+    if containment().mechanism not in ("cgroup1", "cgroup2", "systemd"):
+        pytest.skip("nobody is killed by the kernel")
+    with Lab(tmp_path / "lab") as lab:
+        lab.memory = Memory(total_bytes=200 * 2**20, available_bytes=200 * 2**20)
+        ran = lab.run(going("eat_in_a_child", value=int(goes_on)))
+        assert isinstance(ran.result.error, OutOfMemory)
+        who = "it" if goes_on else "a process of it"
+        assert ran["misbehave"].message == f"out of memory: {who} was killed at its cap of 180.0 MiB"
+        assert lab.staged() == []
 
 
 def test_its_traceback_is_in_its_log(shared: Lab) -> None:

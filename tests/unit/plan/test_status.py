@@ -14,6 +14,7 @@ from stoker.model.events import Event, Kinds
 from stoker.model.json_text import loads
 from stoker.plan.status import STEP_BUFFER, STEP_FLUSH_S, StatusWriter, older_generation, read_status
 from tests.unit.host.real_mounts import small_disk
+from tests.unit.host.waiting import at_once
 
 
 @pytest.fixture
@@ -255,3 +256,10 @@ def test_lines_are_what_our_own_reader_reads(path: str, clock: FakeClock) -> Non
     status.close()
     (line,) = Path(path).read_bytes().decode().split("\n")[:-1]
     assert loads(line)["changes"][0]["after"] == float("inf")
+
+
+def test_a_pipe_in_the_place_of_a_journal_says_nothing_and_nobody_waits(path: str) -> None:
+    os.mkfifo(path)
+    Path(older_generation(path)).write_text('{"kind":"stage_begin"}\n')
+    with at_once():
+        assert list(read_status(path)) == [{"kind": "stage_begin"}]

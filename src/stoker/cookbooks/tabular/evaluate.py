@@ -23,7 +23,7 @@ def evaluate(
     job: StageContext, models: list[Model], validations: list[Validation], data: Split, args: EvaluateArgs
 ) -> Scores:
     """Score every model and a baseline on the held-out rows, with intervals."""
-    from stoker.cookbooks.tabular.science.evaluation import evaluate_models
+    from stoker.cookbooks.tabular.science.evaluation import evaluate_models, headline_scores
     from stoker.cookbooks.tabular.science.metrics import ranking_metric
 
     parts = data.load()
@@ -36,5 +36,7 @@ def evaluate(
         seed=args.seed,
         watch=lambda done, of: job.step(done, of=of),
     )
+    steps = len(models) + 2
+    job.step(steps, of=steps, **headline_scores(book))
     job.log(f"best by {book['rank_by']}: {book['best']}")
     return job.save(Scores, book)

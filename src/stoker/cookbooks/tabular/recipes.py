@@ -52,11 +52,18 @@ class TableArgs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GbtRecipeArgs(TableArgs):
-    """Arguments of tabular/gbt."""
+class GbtShape:
+    """How large boosted trees may become."""
 
     trees: int = arg(200, help="most trees to grow; fewer are kept if more do not help", ge=1, le=10_000)
     depth: int | None = arg(None, help="deepest tree; null for no limit", ge=1, le=64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GbtRecipeArgs(TableArgs):
+    """Arguments of tabular/gbt."""
+
+    model: GbtShape = arg(GbtShape(), help="the trees")
     lr: float = arg(0.1, help="learning rate: how much each tree may change", gt=0, le=1)
 
 
@@ -105,10 +112,11 @@ class CompareArgs(TableArgs):
     mlp_lr: float = arg(1e-3, help="mlp: learning rate (Adam)", gt=0)
 
 
-@recipe("tabular/gbt", version=1, category=Category.TRAIN, output=Report, backend="scikit-learn")
+@recipe("tabular/gbt", version=2, category=Category.TRAIN, output=Report, backend="scikit-learn")
 def gbt(args: GbtRecipeArgs) -> Plan:
     """Train gradient boosted trees on a table and report how good they are."""
-    settings = GbtArgs(trees=args.trees, depth=args.depth, lr=args.lr, seed=args.seed, n_jobs=args.n_jobs)
+    shape = args.model
+    settings = GbtArgs(trees=shape.trees, depth=shape.depth, lr=args.lr, seed=args.seed, n_jobs=args.n_jobs)
     return _plan("tabular/gbt", args, [(train_gbt, settings)])
 
 

@@ -53,7 +53,7 @@ def test_a_bundled_name_and_a_path_reach_the_plan_as_different_things(tmp_path):
         ({"data": "zzz"}, "tabular/gbt.data", "one of breast_cancer, wine, iris, digits, diabetes"),
         ({"test_percent": 95}, "tabular/gbt.test_percent", "at most 90"),
         ({"lr": 0}, "tabular/gbt.lr", "more than 0"),
-        ({"tree": 5}, "tabular/gbt.tree", "did you mean 'trees'?"),
+        ({"tree": 5}, "tabular/gbt.tree", "did you mean 'model.trees'?"),
         ({"rank_by": "best"}, "tabular/gbt.rank_by", "is not one of auto, accuracy"),
     ],
 )

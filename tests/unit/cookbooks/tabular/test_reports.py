@@ -5,6 +5,7 @@ import io
 import json
 import platform
 import re
+import shlex
 import socket
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from stoker.cookbooks.tabular import COOKBOOK
 from stoker.cookbooks.tabular.kinds import Model, Report, Scores, Split, Table
 from stoker.cookbooks.tabular.report import report
 from stoker.cookbooks.tabular.reporting.card import model_card
@@ -61,6 +63,15 @@ def test_training_reports_its_steps_and_its_loss(compared):
     assert compared.steps("validate_mlp")[-1]["step"] == compared.steps("validate_mlp")[-1]["of"]
 
 
+def test_the_scores_of_the_best_model_are_metrics_by_which_runs_are_compared(compared):
+    book = compared.artifacts["evaluate"].load()
+    best = next(model for model in book["models"] if model["name"] == book["best"])
+    told = compared.steps("evaluate")[-1]["metrics"]
+    assert told["accuracy"] == best["test"]["accuracy"]["value"]
+    assert told["cv_balanced_accuracy"] == best["cross_validation"]["mean"]["balanced_accuracy"]
+    assert set(told) == {*book["metrics"], "cv_balanced_accuracy"}
+
+
 def test_a_report_has_everything_that_a_person_looks_for(compared):
     names = set(contents(compared.final.path))
     assert {"scores.csv", "scores.json", "summary.json", "model-card.md", "report.html", "best-model.joblib"} <= names
@@ -106,6 +117,18 @@ def test_the_summary_is_a_headline_a_table_and_what_to_try_next(compared):
     assert [len(row) for row in shown["table"]["rows"]] == [len(shown["table"]["columns"])] * 4
     assert shown["table"]["rows"][-1][0] == "baseline"
     assert all(line.startswith("stoker run tabular/") for line in shown["next"])
+
+
+@pytest.mark.parametrize("best", ["gbt", "knn", "mlp"])
+def test_what_to_try_next_is_what_the_recipes_take(compared, best):
+    book = compared.artifacts["evaluate"].load()
+    book["best"] = best
+    for line in summary(book)["next"]:
+        _, _, name, *given = shlex.split(line)
+        recipe = next(recipe for recipe in COOKBOOK.recipes if recipe.name == name)
+        values, faults = recipe.args.read(dict(word.split("=", 1) for word in given), owner=name)
+        assert faults == []
+        assert recipe.args.check(values, owner=name)[1] == []
 
 
 def test_the_scores_file_has_a_line_per_model_and_metric(compared):

@@ -84,9 +84,9 @@ def _next(book: ScoreBook) -> list[str]:
     trained = [model["name"] for model in book["models"][:-1]]
     steps = [f"stoker run tabular/compare {data}"] if len(trained) == 1 else []
     if book["best"] == "gbt":
-        steps.append(f"stoker run tabular/gbt {data} lr=0.05 trees=400")
+        steps.append(f"stoker run tabular/gbt {data} lr=0.05 model.trees=400")
     elif book["best"] == "mlp":
-        steps.append(f"stoker run tabular/mlp {data} hidden=128,64")
+        steps.append(f"stoker run tabular/mlp {data} 'hidden=[128,64]'")
     elif book["best"] == "knn":
         steps.append(f"stoker run tabular/knn {data} weights=distance")
     else:

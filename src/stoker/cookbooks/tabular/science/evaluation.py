@@ -78,6 +78,16 @@ def evaluate_models(  # noqa: PLR0913 - each one is a decision of the caller's
     )
 
 
+def headline_scores(book: ScoreBook) -> dict[str, float]:
+    """Give the numbers by which one run is compared with another: the best model's, held out and cross-validated."""
+    best = next(model for model in book["models"] if model["name"] == book["best"])
+    scores = {name: best["test"][name]["value"] for name in book["metrics"]}
+    validation = best["cross_validation"]
+    if validation is not None:
+        scores[f"cv_{book['rank_by']}"] = validation["mean"][book["rank_by"]]
+    return scores
+
+
 def _entry(name: str, predictions: Predictions, parts: Parts, seed: int) -> ModelScores:
     classes = parts.facts["classes"]
     return ModelScores(

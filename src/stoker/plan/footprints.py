@@ -1,0 +1,99 @@
+"""How much memory work really took here, per configuration: the most that was ever seen.
+
+A configuration is a stage with its arguments, named by a digest that the caller makes. An index that can be deleted:
+it makes caps and estimates better, so a fault of the database turns it off (`trouble` says why) and never fails the
+work. Several processes may write at once; the larger number stays.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from typing import Any
+
+from stoker.model.digests import Digest
+from stoker.model.frozen import frozen
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS footprint (
+    configuration TEXT PRIMARY KEY, runs INTEGER NOT NULL, peak INTEGER, killed_at INTEGER
+) WITHOUT ROWID
+"""
+_NOTE = """
+INSERT INTO footprint VALUES (:configuration, 1, :peak, :killed_at)
+ON CONFLICT DO UPDATE SET
+    runs = runs + 1,
+    peak = CASE WHEN peak IS NULL OR excluded.peak > peak THEN ifnull(excluded.peak, peak) ELSE peak END,
+    killed_at = CASE WHEN killed_at IS NULL OR excluded.killed_at > killed_at
+        THEN ifnull(excluded.killed_at, killed_at) ELSE killed_at END
+"""
+
+
+@frozen
+class Footprint:
+    """What is known about one configuration."""
+
+    runs: int
+    peak_bytes: int | None
+    """The most that was measured. Of work that was killed for memory it is less than it wanted."""
+    killed_at_bytes: int | None
+    """The highest cap at which it was killed for memory."""
+
+
+class Footprints:
+    """Measured peaks. Safe to use from several threads."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._db: sqlite3.Connection | None = None
+        self._opened = False
+        self.trouble = ""
+
+    def note(
+        self, configuration: Digest, *, peak_bytes: int | None, was_out_of_memory: bool, cap_bytes: int | None
+    ) -> None:
+        """Remember one run."""
+        killed_at = cap_bytes if was_out_of_memory else None
+        self._do(_NOTE, {"configuration": configuration, "peak": peak_bytes, "killed_at": killed_at})
+
+    def known(self, configuration: Digest) -> Footprint | None:
+        """Give what is known, or `None` if it never ran here."""
+        row = self._do("SELECT runs, peak, killed_at FROM footprint WHERE configuration = ?", (configuration,))
+        return None if row is None else Footprint(runs=row[0], peak_bytes=row[1], killed_at_bytes=row[2])
+
+    def close(self) -> None:
+        """Let go of the database; it opens again when it is needed."""
+        with self._lock:
+            if self._db is not None:
+                self._db.close()
+            self._db = None
+            self._opened = False
+
+    def _do(self, statement: str, values: Any) -> Any:
+        with self._lock:
+            try:
+                db = self._open()
+                if db is None:
+                    return None
+                with db:
+                    return db.execute(statement, values).fetchone()
+            except sqlite3.Error as error:
+                self._give_up(error)
+                return None
+
+    def _open(self) -> sqlite3.Connection | None:
+        if not self._opened:
+            self._opened = True
+            db = sqlite3.connect(self._path, timeout=5.0, check_same_thread=False)
+            self._db = db
+            db.execute("PRAGMA journal_mode=WAL")
+            db.execute("PRAGMA synchronous=OFF")
+            db.execute(_SCHEMA)
+        return self._db
+
+    def _give_up(self, error: sqlite3.Error) -> None:
+        self.trouble = f"{self._path}: {error}"
+        if self._db is not None:
+            self._db.close()
+        self._db = None

@@ -1,0 +1,69 @@
+"""What an attempt reports while it runs: the last value of each metric, and the curves, kept as they come."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.model.clock import Clock
+from stoker.plan.metrics_file import Source
+from stoker.plan.metrics_writer import MetricsWriter
+
+LAST_KEPT = 256
+"""Metrics whose last value is part of the result; the curves have all of them."""
+
+
+class Reports:
+    """The reports of one attempt; any thread may bring one.
+
+    A report with `step` is progress, one with `row` is only for the curves. Metrics of a report that `is_kept` are
+    in a file already.
+    """
+
+    def __init__(self, curves_path: str, clock: Clock) -> None:
+        self._curves_path = curves_path
+        self._clock = clock
+        self._writer: MetricsWriter | None = None
+        self._is_closed = False
+        self._lock = threading.Lock()
+        self.last: dict[str, float] = {}
+        """The last value of each metric."""
+
+    def take(self, report: dict[str, Any]) -> dict[str, Any]:
+        """Keep what a report says; gives it back."""
+        metrics = report.get("metrics")
+        if metrics:
+            with self._lock:
+                self._note(metrics)
+                writer = None if report.get("is_kept") else self._open()
+            if writer is not None:
+                place = report["row"] if "row" in report else report["step"]
+                writer.add(place, metrics, source=report.get("source", Source.REPORTED))
+        return report
+
+    def close(self) -> str:
+        """Write what is left; says what could not be kept. Reports that come later are not taken."""
+        with self._lock:
+            self._is_closed = True
+            writer, self._writer = self._writer, None
+        written = writer.close() if writer is not None else None
+        if written is None or not written.lost:
+            return ""
+        return f"{written.lost} values of metrics could not be kept{f': {written.fault}' if written.fault else ''}"
+
+    def _note(self, metrics: Mapping[str, float]) -> None:
+        if not self._is_closed:
+            note_last(self.last, metrics)
+
+    def _open(self) -> MetricsWriter | None:
+        if self._writer is None and not self._is_closed:
+            self._writer = MetricsWriter(self._curves_path, clock=self._clock)
+        return self._writer
+
+
+def note_last(last: dict[str, float], metrics: Mapping[str, float]) -> None:
+    """Put the values of some metrics in the place of earlier ones; beyond so many names, new ones are left out."""
+    for name, value in metrics.items():
+        if name in last or len(last) < LAST_KEPT:
+            last[name] = value

@@ -1,0 +1,81 @@
+"""Memory before a start and after an end: caps, refusals, and what raises a cap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.hardware.admission import Admitted, Memory, NotNow, TooLarge
+from stoker.model.digests import Digest
+from stoker.model.resources import GIB, Needs
+from stoker.plan.action import Action, StageFacts
+from stoker.plan.admitting import MemoryGate
+from stoker.plan.footprints import Footprints
+from stoker.plan.graph import Node
+from stoker.plan.runner import Usage
+from tests.unit.plan.misbehaving import misbehave
+from tests.unit.plan.stages import number
+
+HERE = Memory(total_bytes=20 * GIB, available_bytes=20 * GIB)
+
+
+@pytest.fixture
+def footprints(tmp_path: Path) -> Iterator[Footprints]:
+    made = Footprints(str(tmp_path / "footprints.db"))
+    yield made
+    made.close()
+
+
+def action(value: int = 1) -> Action:
+    facts = StageFacts(stage="test/blob", version=1, output="x@1", code={}, env={})
+    return Action(facts=facts, facts_digest=Digest("0" * 64), inputs=(), args={"value": value})
+
+
+def node(gib: float) -> Node:
+    return Node(id="a", stage=misbehave, asks=Needs(memory_gib=gib))
+
+
+def cap_gib(answer: Admitted | TooLarge | NotNow) -> float:
+    assert isinstance(answer, Admitted)
+    assert answer.cap_bytes is not None
+    return answer.cap_bytes / GIB
+
+
+def test_nothing_declared_is_never_refused_and_capped_above_the_floor(footprints: Footprints) -> None:
+    gate = MemoryGate(lambda: HERE, footprints)
+    assert cap_gib(gate.ask(node(0), action(), is_work_running=False)) == 18.0
+
+
+def test_what_runs_in_the_engine_itself_has_no_cap(footprints: Footprints) -> None:
+    gate = MemoryGate(lambda: HERE, footprints)
+    answer = gate.ask(Node(id="a", stage=number), action(), is_work_running=False)
+    assert isinstance(answer, Admitted)
+    assert answer.cap_bytes is None
+
+
+def test_only_a_kill_at_the_cap_raises_the_next_cap(footprints: Footprints) -> None:
+    gate = MemoryGate(lambda: HERE, footprints)
+    small = node(1)
+    assert cap_gib(gate.ask(small, action(), is_work_running=False)) == 3.0
+    gate.note(small, action(), Usage(peak_rss_bytes=GIB), cap_bytes=3 * GIB)
+    assert cap_gib(gate.ask(small, action(), is_work_running=False)) == 3.0
+    gate.note(small, action(), Usage(peak_rss_bytes=3 * GIB, was_killed_for_memory=True), cap_bytes=3 * GIB)
+    assert cap_gib(gate.ask(small, action(), is_work_running=False)) == 4.5
+    assert cap_gib(gate.ask(small, action(value=2), is_work_running=False)) == 3.0
+
+
+def test_what_never_fits_is_refused_and_what_does_not_fit_now_waits_for_our_own_work(footprints: Footprints) -> None:
+    busy = Memory(total_bytes=20 * GIB, available_bytes=4 * GIB)
+    gate = MemoryGate(lambda: busy, footprints)
+    assert "it needs 19.0 GiB" in gate.never(node(19))
+    assert gate.never(node(18)) == ""
+    waits = gate.ask(node(3), action(), is_work_running=True)
+    assert isinstance(waits, NotNow)
+    assert waits.may_wait
+    refused = gate.ask(node(3), action(), is_work_running=False)
+    assert isinstance(refused, NotNow)
+    assert not refused.may_wait
+    # What is free less the need leaves exactly the floor: equality admits.
+    assert cap_gib(gate.ask(node(2), action(), is_work_running=False)) == 4.0
