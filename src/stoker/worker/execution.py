@@ -7,10 +7,10 @@ The same for a person's `stoker run` and, later, for a worker inside a lease. Or
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from stoker.host.durable import remove_tree
 from stoker.host.identity import mine
@@ -26,10 +26,16 @@ from stoker.plan.engine import Engine
 from stoker.plan.executor import Executor, RunOptions
 from stoker.plan.graph import Plan
 from stoker.plan.outcome import Ending, RunResult
+from stoker.plan.run_folders import RunFolders
 from stoker.plan.status import StatusWriter
 from stoker.store.local import LocalStore
 from stoker.store.results import LaidOut, Part, lay_out, point_last_at
+from stoker.worker.giving import parts_of_trial
 from stoker.worker.job_folder import JobEnd, JobFolder, JobSpec
+from stoker.worker.sweep_end import clear_away, count_ends, error_of_sweep
+from stoker.worker.sweep_index import IndexEntry
+from stoker.worker.trial_watch import TrialWatch
+from stoker.worker.trials import KnownMetrics, Trial, TrialEnd, is_sweep
 from stoker.worker.upkeep import clear_stale_staging
 
 _GOOD = frozenset({Ending.HIT, Ending.RAN})
@@ -45,6 +51,20 @@ class Tools:
     store: LocalStore
     clock: Clock
     runs: str
+    scratch: str
+
+
+class Follower(Protocol):
+    """Goes along with a run: hears its journal, and does its own work beside it."""
+
+    def begin(self, emit: Callable[[Event], None]) -> None:
+        """Start; news of its own go to `emit`."""
+
+    def hear(self, event: Event, at_s: float, seq: int) -> None:
+        """Take in an event. Called while the journal is being written: take a note, no more."""
+
+    def finish(self) -> None:
+        """The run is over: end, in bounded time."""
 
 
 @frozen
@@ -56,6 +76,8 @@ class JobResult:
     laid_out: LaidOut | None
     error: StokerError | None
     state: JobState
+    trials: tuple[TrialEnd, ...] = ()
+    """Of a sweep, how its trials ended, in that order."""
 
 
 @dataclass(slots=True)
@@ -69,8 +91,21 @@ class Execution:
     """The plain folder for the results (`stoker-out/NAME`), or None for none."""
     options: RunOptions = field(default_factory=RunOptions)
     listeners: tuple[Listener, ...] = ()
+    papers: Mapping[str, bytes] = field(default_factory=dict)
+    """More files for the job's folder, that say what was wanted."""
+    trials: tuple[Trial, ...] = ()
+    """Of a sweep, its points; else none or one."""
+    index: IndexEntry | None = None
+    """Where finished trials are written down, for a program whose sweep may have to go on another day."""
+    gives_up: bool = True
+    """Stop a sweep in which everything fails in the same way."""
+    followers: tuple[Follower, ...] = ()
+    """Whoever else goes along with the run."""
     _executor: Executor | None = None
     _cancelled: StokerError | None = None
+    _is_cleared: bool = False
+    _codes: dict[str, str] = field(default_factory=dict)
+    """The program's code when each trial's own stage began."""
 
     def cancel(self, error: StokerError) -> None:
         """Ask it to stop. May be called from a signal handler."""
@@ -81,33 +116,50 @@ class Execution:
     def run(self) -> JobResult:
         """Run to the end. Raises only if not even the job's folder can be written, or for a bug of ours."""
         tools = self.tools
-        folder = JobFolder.begin(tools.runs, self.spec, mine())
-        status = StatusWriter(folder.status_path, source=self.spec.attempt, clock=tools.clock, listeners=self.listeners)
+        folder = JobFolder.begin(tools.runs, self.spec, mine(), self.papers)
+        watch = self._watch() if is_sweep(self.trials) else None
+        followers = self.followers if watch is None else (*self.followers, watch)
+        listeners = (self._hear_code, *self.listeners, *(one.hear for one in followers))
+        status = StatusWriter(folder.status_path, source=self.spec.attempt, clock=tools.clock, listeners=listeners)
         result: RunResult | None = None
         laid_out: LaidOut | None = None
         error: StokerError | None = None
         with closing(status):
+            for one in followers:
+                one.begin(status.emit)
             try:
-                result = self._execute(folder, status)
-                error = result.error
-                laid_out = self._lay_out(result)
+                try:
+                    result = self._execute(folder, status)
+                finally:
+                    for one in followers:
+                        one.finish()
+                error = result.error or (watch.trouble if watch else None)
+                if watch is not None and error is result.error and error is not None:
+                    error = error_of_sweep(error, watch.ends, len(self.trials))
+                laid_out = self._lay_out(result) if watch is None else None
             except StokerError as problem:
                 error = error or problem
             except Exception as problem:
-                folder.end(self._end(result, Bug(f"{type(problem).__name__}: {problem}"), None))
+                folder.end(self._end(result, Bug(f"{type(problem).__name__}: {problem}")))
                 raise
-            end = self._end(result, error, laid_out)
+            ends = watch.ends if watch is not None else ()
+            end = self._end(result, error, laid_out, has_out=any(one.out for one in ends))
             folder.end(end)
             told = {name: value for name, value in end.to_json().items() if name not in ("v", "keys", "parts")}
+            if watch is not None:
+                told["trials"] = count_ends(ends, len(self.trials))
             status.emit(Event(Kinds.RUN_END, told))
-        return JobResult(folder=folder, result=result, laid_out=laid_out, error=error, state=end.state)
+        if self.index is not None:
+            # Without this line the next job keeps a little more than it had to.
+            with suppress(StokerError):
+                self.index.end()
+        return JobResult(folder=folder, result=result, laid_out=laid_out, error=error, state=end.state, trials=ends)
 
     def _execute(self, folder: JobFolder, status: StatusWriter) -> RunResult:
         status.emit(Event(Kinds.RUN_BEGIN, self._begin_fields()))
         clear_stale_staging(self.tools.store, self.tools.engine.leases)
-        self._executor = Executor(
-            self.plan, self.tools.engine, status=status, log_folder=folder.log_folder, options=self.options
-        )
+        folders = folders_of(folder, self.tools)
+        self._executor = Executor(self.plan, self.tools.engine, status=status, folders=folders, options=self.options)
         if self._cancelled is not None:
             self._executor.cancel(self._cancelled)
         result = self._executor.run()
@@ -125,6 +177,35 @@ class Execution:
             "stages": len(self.plan.nodes),
         }
 
+    def _hear_code(self, event: Event, _at_s: float, _seq: int) -> None:
+        if self.index is not None and event.kind == Kinds.STAGE_BEGIN:
+            self._codes[str(event.fields["node"])] = self.index.code_now()
+
+    def _watch(self) -> TrialWatch:
+        give_up = self.cancel if self.gives_up else _go_on
+        return TrialWatch(self.trials, settle=self._settle, give_up=give_up, metrics=KnownMetrics(self.tools.store))
+
+    def _settle(self, end: TrialEnd) -> str | None:
+        """Write a trial down, lay it out as plain files and say where; of one that failed, clear what an older left."""
+        trial, is_good = end.trial, end.state == "completed"
+        if self.index is not None and is_good and not end.is_kept:
+            code = self._codes.get(trial.nodes.final, self.index.code)
+            self.index.note(trial.job_id, key=end.keys[trial.nodes.final], digest=end.digest, code=code)
+        if self.out is None:
+            return None
+        folder = os.path.join(self.out, trial.label)
+        if not is_good:
+            clear_away(self.tools.store, folder)
+            return None
+        if not self._is_cleared:
+            # A job of this name without a sweep may have left its one result there.
+            clear_away(self.tools.store, self.out)
+            self._is_cleared = True
+        parts = parts_of_trial(self.tools.store, end, below="", recipe=self.spec.recipe)
+        laid_out = lay_out(self.tools.store, parts, folder)
+        point_last_at(os.path.dirname(self.out), os.path.basename(self.out))
+        return laid_out.folder
+
     def _lay_out(self, result: RunResult) -> LaidOut | None:
         parts = result_parts(self.plan, result) if self.out is not None else []
         if not parts or self.out is None:
@@ -133,7 +214,14 @@ class Execution:
         point_last_at(os.path.dirname(self.out), os.path.basename(self.out))
         return laid_out
 
-    def _end(self, result: RunResult | None, error: StokerError | None, laid_out: LaidOut | None) -> JobEnd:
+    def _end(
+        self,
+        result: RunResult | None,
+        error: StokerError | None,
+        laid_out: LaidOut | None = None,
+        *,
+        has_out: bool = False,
+    ) -> JobEnd:
         state = JobState.COMPLETED if error is None else JobState.FAILED
         if isinstance(error, Cancelled | Terminated):
             state = JobState.CANCELLED
@@ -148,9 +236,20 @@ class Execution:
             exit_code=exit_code_of(error) if error else 0,
             error=error.to_dict() if error else None,
             keys={name: str(node.key) for name, node in nodes.items() if node.key and node.ending in _GOOD},
-            out=laid_out.folder if laid_out else None,
+            out=laid_out.folder if laid_out else self.out if has_out else None,
             parts=(self.plan.final, *self.plan.keep),
         )
+
+
+def folders_of(folder: JobFolder, tools: Tools) -> RunFolders:
+    """Give where a run of a job keeps its logs and metrics."""
+    return RunFolders(
+        run_id=folder.attempt, logs=folder.log_folder, metrics=folder.metrics_folder, scratch=tools.scratch
+    )
+
+
+def _go_on(_why: StokerError) -> None:
+    """Give a sweep up: no."""
 
 
 def abandon(tools: Tools, spec: JobSpec, error: StokerError) -> None:

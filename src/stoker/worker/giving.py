@@ -8,7 +8,9 @@ from stoker.model.suggest import did_you_mean
 from stoker.store.local import Found, LocalStore
 from stoker.store.results import Part
 from stoker.worker.job_folder import JobFolder
+from stoker.worker.program_order import RECIPE
 from stoker.worker.story import Story
+from stoker.worker.trials import TRIALS, TrialEnd, end_of, is_sweep, read_trials, shared_nodes, trial_numbered
 
 
 def keys_of_job(folder: JobFolder, story: Story) -> dict[str, Digest]:
@@ -29,27 +31,67 @@ def keys_of_stage(folder: JobFolder, story: Story, stage: str) -> dict[str, Dige
     return found
 
 
-def parts_of_job(store: LocalStore, folder: JobFolder, story: Story, *, stage: str = "") -> list[Part]:
-    """Give what of a job is worth copying out: its result and what its plan keeps, or all that one stage made."""
+def parts_of_job(store: LocalStore, folder: JobFolder, story: Story, *, stage: str = "", trial: str = "") -> list[Part]:
+    """Give what of a job is worth copying out: its result and what its plan keeps, or all that one stage made.
+
+    Of a sweep, every trial's in a folder of its own, or that of one trial by its number.
+    """
+    trials = read_trials(folder.paper(TRIALS))
+    chosen = trial_numbered(trials, trial, folder.spec().name) if trial else None
+    recipe = folder.spec().recipe
     if stage:
-        found = keys_of_stage(folder, story, stage)
-        return [_part(store, folder, name, key, "" if len(found) == 1 else name) for name, key in found.items()]
+        name = f"{trial}.{stage}"
+        found = keys_of_stage(folder, story, name if chosen and name in chosen.nodes.nodes else stage)
+        return [
+            part_of(store, name, key, below="" if len(found) == 1 else name, recipe=recipe, digest=_digest(story, name))
+            for name, key in found.items()
+        ]
+    if is_sweep(trials):
+        shared = shared_nodes(trials)
+        return [
+            part
+            for one in trials
+            if chosen in (None, one)
+            for part in parts_of_trial(
+                store, end_of(one, story, shared), below="" if chosen else one.label, recipe=recipe
+            )
+        ]
     keys = keys_of_job(folder, story)
     end = folder.ended()
     parts = []
     for position, node in enumerate(end.parts if end else ()):
         for name, key in keys.items():
             if name == node or name.startswith(f"{node}["):
-                parts.append(_part(store, folder, name, key, "" if position == 0 and name == node else name))
+                below = "" if position == 0 and name == node else name
+                parts.append(part_of(store, name, key, below=below, recipe=recipe, digest=_digest(story, name)))
     return parts
 
 
-def _part(store: LocalStore, folder: JobFolder, node: str, key: Digest, below: str) -> Part:
-    again = f"`stoker run {folder.spec().recipe}` with the same arguments makes it again"
+def parts_of_trial(store: LocalStore, end: TrialEnd, *, below: str, recipe: str) -> list[Part]:
+    """Give what a trial made: its result at the top of `below`, what its plan keeps in folders under that."""
+    parts = []
+    for name, key in end.keys.items():
+        is_result = name == end.trial.nodes.final
+        folder = "/".join(filter(None, (below, "" if is_result else name)))
+        digest = end.digest if is_result else ""
+        parts.append(part_of(store, name, Digest(key), below=folder, recipe=recipe, digest=digest))
+    return parts
+
+
+def part_of(store: LocalStore, node: str, key: Digest, *, below: str, recipe: str, digest: str = "") -> Part:
+    """Find what a node made; `NotFound` or `CorruptBytes` if its bytes are not there any more.
+
+    A stage that is never cached puts its newest result where the one before was: `digest` says which one is meant.
+    """
+    again = "the line that ran it makes it again"
+    if recipe != RECIPE:
+        again = f"`stoker run {recipe}` with the same arguments makes it again"
     found = store.lookup(key)
     if not isinstance(found, Found) or found.record.is_tombstone:
         what = "was pruned" if isinstance(found, Found) else "is gone"
         raise NotFound(f"what {node} made {what}", hint=again, key=key)
+    if digest and found.record.digest != digest:
+        raise NotFound(f"what {node} made was replaced by a later run of it", hint=again, key=key)
     if found.lost:
         raise CorruptBytes(f"what {node} made is damaged: {', '.join(found.lost)}", hint=again, key=key)
     body = found.record.body
@@ -67,3 +109,8 @@ def _part(store: LocalStore, folder: JobFolder, node: str, key: Digest, below: s
             "made_at": body.get("made_at"),
         },
     )
+
+
+def _digest(story: Story, name: str) -> str:
+    node = story.nodes.get(name)
+    return node.digest if node is not None else ""

@@ -2,9 +2,12 @@
 
     runs/20261115-031502-7f3a/
         owner.json      which process runs it                                           written once, first
-        job.json        what was wanted: recipe, arguments, name, job id                written once
+        config.json     the configuration, and where each of its values came from       written once
+        trials.jsonl    the points of its sweep, one if nothing varies                  written once
+        job.json        what was wanted: recipe, arguments, name, job id                written once, last of these
         status.jsonl    the journal
         logs/NODE.log   what each stage printed
+        metrics/        curves: what each stage measured, step by step
         end.json        how it ended                                                    written once, last
 
 Deleting a folder loses history, never results. A folder without an end whose process is gone is a failed job.
@@ -14,11 +17,12 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stoker.host.durable import translate, translated, write_file
+from stoker.host.durable import read_regular, translate, translated, write_file
 from stoker.host.identity import Liveness, ProcessIdentity, is_alive
+from stoker.host.surroundings import surroundings
 from stoker.model.digests import Digest
 from stoker.model.errors import Ambiguous, NotFound, StokerError
 from stoker.model.frozen import fresh, frozen
@@ -27,6 +31,8 @@ from stoker.model.lifecycle import JobState
 from stoker.model.suggest import did_you_mean
 
 _SECOND = len("20261115-031502")
+# A sweep of a million trials has some 200 MiB of them.
+_LARGEST_BYTES = 1 << 30
 
 
 @frozen
@@ -119,20 +125,36 @@ class JobFolder:
         self.path = path
         self.status_path = os.path.join(path, "status.jsonl")
         self.log_folder = os.path.join(path, "logs")
+        self.metrics_folder = os.path.join(path, "metrics")
 
     @property
     def attempt(self) -> str:
         return os.path.basename(self.path)
 
     @classmethod
-    def begin(cls, runs: str, spec: JobSpec, owner: ProcessIdentity) -> JobFolder:
-        """Make the folder of a new attempt."""
+    def begin(
+        cls, runs: str, spec: JobSpec, owner: ProcessIdentity, papers: Mapping[str, bytes] | None = None
+    ) -> JobFolder:
+        """Make the folder of a new attempt; `papers` are more files that say what was wanted."""
         folder = cls(os.path.join(runs, spec.attempt))
         with translated(folder.path):
+            # What a job was given may hold what is nobody else's business.
+            os.makedirs(runs, mode=0o700, exist_ok=True)
             os.makedirs(folder.log_folder)
+            os.mkdir(folder.metrics_folder)
         write_file(os.path.join(folder.path, "owner.json"), dumps(owner.to_dict()).encode())
-        write_file(os.path.join(folder.path, "job.json"), dumps(spec.to_json(), indent=1).encode())
+        for name, text in (papers or {}).items():
+            write_file(os.path.join(folder.path, name), text)
+        wanted = {**spec.to_json(), "environment": surroundings()}
+        write_file(os.path.join(folder.path, "job.json"), dumps(wanted, indent=1).encode())
         return folder
+
+    def paper(self, name: str) -> bytes:
+        """Read one of the files that say what was wanted; empty if there is none."""
+        try:
+            return read_regular(os.path.join(self.path, name), _LARGEST_BYTES)
+        except OSError:
+            return b""
 
     def end(self, end: JobEnd) -> None:
         """Write down how it ended."""
@@ -155,6 +177,14 @@ class JobFolder:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise NotFound(f"{self.path} holds no readable job", hint=f"job.json: {error}") from None
+
+    def environment(self) -> dict[str, str]:
+        """Give where it ran: host, system, interpreter; nothing if that was not written down."""
+        try:
+            raw = self._read("job.json").get("environment")
+        except NotFound:
+            return {}
+        return {str(name): str(value) for name, value in raw.items()} if isinstance(raw, dict) else {}
 
     def ended(self) -> JobEnd | None:
         """Read how it ended, or nothing if it has not."""
@@ -201,8 +231,7 @@ class JobFolder:
 
     def _read(self, name: str) -> dict[str, Any]:
         try:
-            with open(os.path.join(self.path, name), "rb") as file:
-                raw = loads(file.read())
+            raw = loads(read_regular(os.path.join(self.path, name), _LARGEST_BYTES))
         except (OSError, ValueError) as error:
             raise NotFound(f"{self.path}: no readable {name}", hint=str(error)) from None
         if not isinstance(raw, dict):

@@ -1,24 +1,84 @@
-"""From what a person typed to a job that can run: recipe or plan file, arguments, plan, spec. Every fault at once."""
+"""From what a person typed to a job that can run: recipe, plan file or program; configuration; trials; plan; spec.
+
+Every fault at once. The configuration is composed first, which costs next to nothing, so that whoever asked can be told
+how many trials there are before any of them is made.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
+from stoker.config.axis import Choice
+from stoker.config.composed import Composed
+from stoker.config.distinct import Distinct
+from stoker.config.label import label_of
+from stoker.config.override import Kind
+from stoker.config.schema import Schema
+from stoker.config.sweep import Point, axes_of, paths_of, points, size
 from stoker.model.clock import Clock
-from stoker.model.errors import ArgsFaults, BadCookbook, BadInput, Fault, PlanFaults
-from stoker.model.frozen import frozen
+from stoker.model.digests import Digest
+from stoker.model.errors import ArgsFaults, BadCookbook, BadInput, Fault, PlanFaults, ProgramFaults
+from stoker.model.frozen import changed, fresh, frozen
 from stoker.model.ids import attempt_id, job_id
+from stoker.model.json_text import dumps
+from stoker.model.resources import Capacity
 from stoker.plan.catalogue import Catalogue
 from stoker.plan.distributions import missing_of
 from stoker.plan.graph import Plan
 from stoker.plan.plan_file import plan_to_json, read_plan
 from stoker.plan.recipe import Recipe
 from stoker.plan.stage import Stage
+from stoker.plan.sweep_plan import join_plans
 from stoker.store.local_files import digest_path
 from stoker.store.memo import Memo
+from stoker.worker.drafting import TrialFaults, given_twice, read_all
 from stoker.worker.job_folder import JobSpec
+from stoker.worker.program_files import ProgramFiles
+from stoker.worker.program_order import FOUND, RECIPE, ProgramWords, flat, split
+from stoker.worker.trials import TRIALS, Trial, write_trials
+
+CONFIG = "config.json"
+
+
+@frozen
+class Wanted:
+    """What a person typed."""
+
+    target: str = ""
+    """A recipe or a plan file; nothing if a program is given."""
+    overrides: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    """Configuration files, later ones winning."""
+    program: tuple[str, ...] = ()
+    name: str = ""
+    at_once: int = 1
+    """How many programs share the machine's cores, if nothing says how many one of them takes."""
+
+
+@frozen
+class Draft:
+    """A composed configuration for a recipe: how many trials it makes is known, and none is made yet."""
+
+    wanted: Wanted
+    recipe: Recipe
+    composed: Composed
+    schema: Schema
+    program: ProgramWords | None = None
+    texts: Mapping[str, str] = fresh(factory=dict)
+    """What was set on the command line, as it was typed."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """How many points its sweep has."""
+        return 1 if self.composed.sweep is None else size(self.composed.sweep)
+
+    def points(self) -> Iterator[Point]:
+        """Give its points in order; one without choices if nothing varies."""
+        return iter((Point(()),)) if self.composed.sweep is None else points(self.composed.sweep)
 
 
 @frozen
@@ -27,6 +87,26 @@ class Order:
 
     plan: Plan
     spec: JobSpec
+    trials: tuple[Trial, ...] = ()
+    merged: int = 0
+    """Points that were left out because another one means the same."""
+    papers: Mapping[str, bytes] = fresh(factory=dict)
+    """What the job's folder keeps of how it was ordered."""
+    program: ProgramWords | None = None
+    code: Mapping[str, str] = fresh(factory=dict)
+    """The program's own files, each with the digest of what it holds."""
+    notes: tuple[str, ...] = ()
+    """What a person should know before it runs."""
+
+
+@frozen
+class Made:
+    """A trial on its way: what is known of it before the others are."""
+
+    number: int
+    label: str
+    point: Mapping[str, Any]
+    args: dict[str, Any]
 
 
 @frozen
@@ -39,39 +119,118 @@ class Desk:
     folder: str
     version: str
     entropy: int
+    environment: Mapping[str, str]
+    capacity: Capacity
 
-    def order(self, target: str, texts: Mapping[str, str], *, name: str = "") -> Order:
-        """Take `RECIPE key=value …` or a plan file."""
-        if target.endswith(".json"):
-            return self._order_plan_file(target, texts, name)
-        recipe = self.catalogue.load(target)
-        values, faults = recipe.args.read(texts, owner=recipe.name)
-        checked, more = recipe.args.check(values, owner=recipe.name)
-        unread = {fault.where for fault in faults}
-        faults += [fault for fault in more if fault.where not in unread]
-        if faults:
-            headline = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in the arguments of {recipe.name}"
-            raise ArgsFaults(headline, faults=tuple(faults), hint=f"stoker recipes show {recipe.name}")
-        return self.order_again(recipe, self._absolute(recipe, checked), name=name or recipe.leaf)
+    def order(self, wanted: Wanted) -> Order:
+        """Take an order as a whole."""
+        if wanted.target.endswith(".json") and not wanted.program:
+            return self.order_plan_file(wanted)
+        return self.order_draft(self.draft(wanted))
 
-    def order_again(self, recipe: Recipe, values: Mapping[str, Any], *, name: str) -> Order:
-        """Take an order whose arguments were checked before."""
-        plan = recipe.compile(recipe.args.make(values)) if recipe.args.type else recipe.compile()
-        given = plan.node(plan.final).stage.output.ref()
-        if given != recipe.output.ref():
-            fault = Fault(plan.final, f"gives {given}, but recipe {recipe.name} promises {recipe.output.ref()}")
-            raise PlanFaults(str(fault), faults=(fault,), plan=plan.name)
-        _refuse_without_libraries(plan)
-        identity = recipe.args.identity(values, self._digest)
-        return Order(
-            plan=plan,
-            spec=self._spec(
-                name=name,
-                recipe=recipe.name,
-                args=dict(values),
-                identity=job_id(recipe=recipe.name, schema_version=recipe.version, args=_plain(identity)),
-            ),
+    def draft(self, wanted: Wanted) -> Draft:
+        """Compose the configuration of a recipe or a program; `ConfigFaults` names everything that is wrong in it.
+
+        Without a file, what is wrong is what was typed, and the faults are `ArgsFaults`.
+        """
+        recipe = self.catalogue.load(RECIPE if wanted.program else wanted.target)
+        schema = recipe.args.declared()
+        program: ProgramWords | None = None
+        if wanted.program:
+            program = ProgramWords(
+                argv=wanted.program, folder=self.folder, capacity=self.capacity, at_once=wanted.at_once
+            )
+            leaves = {path: leaf for path, leaf in schema.leaves.items() if path not in FOUND}
+            schema = Schema(leaves=leaves, is_open=True)
+        if wanted.name:
+            check_name(wanted.name)
+        composed, overrides = read_all(
+            words=wanted.overrides,
+            files=wanted.files,
+            schema=schema,
+            environment=self.environment,
+            folder=self.folder,
+            owner=recipe.name,
+            program=program,
         )
+        return Draft(
+            wanted=wanted,
+            recipe=recipe,
+            composed=composed,
+            schema=schema,
+            program=program,
+            texts={
+                one.path: one.value.text
+                for one in overrides
+                if isinstance(one.value, Choice) and not one.value.refers and one.kind in _SETTERS
+            },
+            notes=tuple(given_twice(overrides)),
+        )
+
+    def order_draft(self, draft: Draft) -> Order:
+        """Make every trial of a composed configuration, and the plan that they share."""
+        composed, recipe, program = draft.composed, draft.recipe, draft.program
+        distinct = Distinct(
+            composed.trials(draft.points()),
+            itemgetter(2),
+            label_of=lambda one: label_of(_varied(one[0], one[1]).items()),
+        )
+        files = ProgramFiles(self.folder)
+        made = self._made(draft, ((point, values) for (point, values, _), _ in distinct), files)
+        name = draft.wanted.name or (program.name() if program else recipe.leaf)
+        order = self._order_trials(recipe, made, name=name)
+        notes = list(draft.notes)
+        config = _config_as_json(composed)
+        digests: dict[str, str] = {}
+        if program is not None:
+            _, params = split(composed.values, list(draft.schema.leaves))
+            given = [*flat(params), *(paths_of(composed.sweep) if composed.sweep else ())]
+            notes += program.remarks(given, draft.schema.leaves)
+            digests = {shown: self._digest(path) for shown, path in files.all.items()}
+            config |= {"program": list(program.argv), "code": digests}
+        if distinct.merged_count:
+            notes.append(_merged_note(distinct.merged_count, distinct.merged[0].label))
+        return changed(
+            order,
+            merged=distinct.merged_count,
+            papers={CONFIG: dumps(config, indent=1).encode(), **order.papers},
+            program=program,
+            code=digests,
+            notes=tuple(notes),
+        )
+
+    def order_again(
+        self, recipe: Recipe, trials: Sequence[Trial], *, name: str, program: ProgramWords | None = None
+    ) -> Order:
+        """Take an order whose trials were checked before: the same arguments, with today's code and files."""
+        files = ProgramFiles(program.folder if program else self.folder)
+        made = []
+        for trial in trials:
+            now = program.today(files.of(trial.args.get("argv", ()), trial.args.get("outputs", ()))) if program else {}
+            checked, faults = recipe.args.check({**trial.args, **now}, owner=recipe.name)
+            if faults:
+                raise ArgsFaults(f"{recipe.name} no longer takes these arguments: {faults[0]}", faults=tuple(faults))
+            made.append(Made(number=trial.number, label=trial.label, point=trial.point, args=checked))
+        order = self._order_trials(recipe, made, name=name)
+        digests = {shown: self._digest(path) for shown, path in files.all.items()}
+        return changed(order, program=program, code=digests)
+
+    def order_plan_file(self, wanted: Wanted) -> Order:
+        """Take an order for a plan file."""
+        if wanted.overrides or wanted.files:
+            listed = ", ".join((*wanted.files, *wanted.overrides))
+            raise BadInput(f"a plan file takes no arguments, got {listed}", hint="edit the file, or run a recipe")
+        path = wanted.target
+        plan = read_plan(path, self.stages())
+        _refuse_without_libraries(plan)
+        absolute = self._from_here(path)
+        body = plan_to_json(plan)
+        for node in plan.nodes:
+            # A job is known by what its files hold, not by where they lie.
+            body["nodes"][node.id]["args"] = node.stage.args.identity(node.args, self._digest)
+        identity = job_id(recipe="plan", schema_version=1, args={"plan": _plain(body)})
+        spec = self._spec(name=wanted.name or plan.name, recipe=absolute, args={}, identity=identity)
+        return Order(plan=plan, spec=spec)
 
     def stages(self) -> dict[str, Stage]:
         """Give every stage of every cookbook by name."""
@@ -85,23 +244,73 @@ class Desk:
                 owners.setdefault(stage.name, cookbook.name)
         return found
 
-    def _order_plan_file(self, path: str, texts: Mapping[str, str], name: str) -> Order:
-        if texts:
-            raise BadInput(
-                f"a plan file takes no arguments, got {', '.join(texts)}", hint="edit the file, or run a recipe"
-            )
-        plan = read_plan(path, self.stages())
-        _refuse_without_libraries(plan)
-        absolute = self._from_here(path)
-        body = plan_to_json(plan)
-        for node in plan.nodes:
-            # A job is known by what its files hold, not by where they lie.
-            body["nodes"][node.id]["args"] = node.stage.args.identity(node.args, self._digest)
-        identity = job_id(recipe="plan", schema_version=1, args={"plan": _plain(body)})
-        spec = self._spec(name=name or plan.name, recipe=absolute, args={}, identity=identity)
-        return Order(plan=plan, spec=spec)
+    def _made(self, draft: Draft, wanted: Iterator[tuple[Point, dict[str, Any]]], files: ProgramFiles) -> list[Made]:
+        made, faulty = [], TrialFaults()
+        for number, (point, values) in enumerate(wanted, 1):
+            varied = _varied(point, values)
+            label = label_of(varied.items())
+            with faulty.of(label):
+                args = self._args(draft, point, values, files)
+                made.append(Made(number=number, label=label, point=varied, args=args))
+        faulty.refuse()
+        return made
 
-    def _spec(self, *, name: str, recipe: str, args: dict[str, Any], identity: Any) -> JobSpec:
+    def _args(self, draft: Draft, point: Point, values: dict[str, Any], files: ProgramFiles) -> dict[str, Any]:
+        """Give the recipe's checked arguments for one trial."""
+        recipe = draft.recipe
+        if draft.program is not None:
+            settings, params = split(values, draft.schema.leaves)
+            # In a sweep of several parts one may set what another does not.
+            unfilled = draft.program.faults(flat(params))
+            if unfilled:
+                raise ProgramFaults(str(unfilled[0]), faults=tuple(unfilled))
+            texts = {**draft.texts, **{path: choice.text for path, choice in point.choices if not choice.refers}}
+            values = draft.program.args(settings, params, texts, files)
+        checked, faults = recipe.args.check(values, owner=recipe.name)
+        if faults:
+            headline = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in the arguments of {recipe.name}"
+            raise ArgsFaults(headline, faults=tuple(faults), hint=f"stoker recipes show {recipe.name}")
+        return recipe.args.with_paths(checked, self._from_here) if recipe.args.paths_in(checked) else checked
+
+    def _order_trials(self, recipe: Recipe, made: Sequence[Made], *, name: str) -> Order:
+        plans, faulty = [], TrialFaults()
+        for one in made:
+            with faulty.of(one.label):
+                plans.append(self._compile(recipe, one.args))
+        faulty.refuse()
+        joint = join_plans(plans[0].name, plans, [one.number for one in made])
+        _refuse_without_libraries(joint.plan)
+        trials = tuple(
+            Trial(
+                number=one.number,
+                label=one.label,
+                point=one.point,
+                args=one.args,
+                job_id=self._job_id(recipe, one.args),
+                nodes=nodes,
+            )
+            for one, nodes in zip(made, joint.trials, strict=True)
+        )
+        first = trials[0]
+        is_single = len(trials) == 1
+        every: dict[str, object] = {"sweep": [one.job_id for one in trials]}
+        identity = first.job_id if is_single else job_id(recipe=recipe.name, schema_version=recipe.version, args=every)
+        spec = self._spec(name=name, recipe=recipe.name, args=first.args if is_single else {}, identity=identity)
+        return Order(plan=joint.plan, spec=spec, trials=trials, papers={TRIALS: write_trials(trials)})
+
+    def _compile(self, recipe: Recipe, args: Mapping[str, Any]) -> Plan:
+        plan = recipe.compile(recipe.args.make(args)) if recipe.args.type else recipe.compile()
+        given = plan.node(plan.final).stage.output.ref()
+        if given != recipe.output.ref():
+            fault = Fault(plan.final, f"gives {given}, but recipe {recipe.name} promises {recipe.output.ref()}")
+            raise PlanFaults(str(fault), faults=(fault,), plan=plan.name)
+        return plan
+
+    def _job_id(self, recipe: Recipe, args: Mapping[str, Any]) -> Digest:
+        identity = recipe.args.identity(args, self._digest)
+        return job_id(recipe=recipe.name, schema_version=recipe.version, args=identity)
+
+    def _spec(self, *, name: str, recipe: str, args: dict[str, Any], identity: Digest) -> JobSpec:
         check_name(name)
         return JobSpec(
             attempt=attempt_id(self.clock.now(), self.entropy),
@@ -113,11 +322,6 @@ class Desk:
             started_s=self.clock.wall_s(),
             stoker=self.version,
         )
-
-    def _absolute(self, recipe: Recipe, values: dict[str, Any]) -> dict[str, Any]:
-        """Make path arguments absolute, so that the job can be run again from anywhere."""
-        specs = recipe.args.specs
-        return {name: specs[name].type.with_paths(value, self._from_here) for name, value in values.items()}
 
     def _from_here(self, path: str) -> str:
         return os.path.normpath(os.path.join(self.folder, path))
@@ -142,24 +346,48 @@ def check_name(name: str) -> None:
         raise BadInput(f"{name[: _LONGEST_NAME + 1]!r} can't be a job's name", hint=hint)
 
 
+_SETTERS = frozenset({Kind.CHANGE, Kind.ADD, Kind.FORCE})
+
+
+def _varied(point: Point, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Give what varies, by path; of a group, the option that was chosen."""
+    varied = {}
+    for path, choice in point.choices:
+        value = _at(values, path)
+        varied[path] = choice.text if value is None or isinstance(value, Mapping) else value
+    return varied
+
+
+def _at(values: Mapping[str, Any], path: str) -> Any:
+    value: Any = values
+    for step in path.split("."):
+        value = value.get(step) if isinstance(value, Mapping) else None
+    return value
+
+
+def _config_as_json(composed: Composed) -> dict[str, Any]:
+    return {
+        "v": 1,
+        **composed.record(),
+        "identity": composed.identity(),
+        "full": composed.full(),
+        "sweep": {axis.path: str(axis.origin or "") for axis in (axes_of(composed.sweep) if composed.sweep else ())},
+    }
+
+
+def _merged_note(count: int, first: str) -> str:
+    if count == 1:
+        return f"1 point means the same as an earlier one and is left out: {first}"
+    return f"{count:,} points mean the same as earlier ones and are left out: {first}, …"
+
+
 def _plain(value: Any) -> Any:
     """Give data with tuples as lists, as the encoding wants it."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value
-
-
-def reorder(desk: Desk, spec: JobSpec) -> Order:
-    """Take an earlier job's order again, as things are now: same recipe, same arguments, today's code and files."""
-    if spec.recipe.endswith(".json"):
-        return desk.order(spec.recipe, {}, name=spec.name)
-    recipe = desk.catalogue.load(spec.recipe)
-    checked, faults = recipe.args.check(spec.args, owner=recipe.name)
-    if faults:
-        raise ArgsFaults(f"{recipe.name} no longer takes these arguments: {faults[0]}", faults=tuple(faults))
-    return desk.order_again(recipe, checked, name=spec.name)
 
 
 def _refuse_without_libraries(plan: Plan) -> None:

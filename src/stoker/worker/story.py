@@ -14,6 +14,8 @@ class NodeStory:
     """One node as the journal tells it."""
 
     node: str
+    title: str = ""
+    """What a screen calls it, if not by its name."""
     stage: str = ""
     ending: str = "waiting"
     """hit, ran, failed, diverged, cancelled, pruned; running or waiting while there is no end."""
@@ -35,7 +37,7 @@ class NodeStory:
     """Of a fan-out, how many it has; they are nodes of their own."""
 
     def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {name: getattr(self, name) for name in self.__slots__ if name != "title"}
 
 
 class Story:
@@ -112,6 +114,7 @@ def _end(node: NodeStory, event: dict[str, Any]) -> None:
     node.digest = event.get("digest", "")
     node.seconds = event.get("seconds")
     node.peak_rss_bytes = event.get("peak_rss_bytes")
+    node.metrics.update(_metrics(event))
 
 
 def _skipped(node: NodeStory, event: dict[str, Any]) -> None:
@@ -141,7 +144,12 @@ def _cancelled(node: NodeStory, _event: dict[str, Any]) -> None:
 def _step(node: NodeStory, event: dict[str, Any]) -> None:
     node.step = event.get("step")
     node.of = event.get("of")
-    node.metrics = event.get("metrics", {})
+    node.metrics.update(_metrics(event))
+
+
+def _metrics(event: dict[str, Any]) -> dict[str, Any]:
+    metrics = event.get("metrics")
+    return metrics if isinstance(metrics, dict) else {}
 
 
 def _retrying(node: NodeStory, event: dict[str, Any]) -> None:

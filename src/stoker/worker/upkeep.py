@@ -18,6 +18,7 @@ from stoker.model.digests import Digest, is_digest
 from stoker.model.errors import StokerError
 from stoker.model.frozen import frozen
 from stoker.plan.lease import LeaseBook
+from stoker.plan.scratch import forgotten
 from stoker.plan.status import read_status
 from stoker.store.local import Found, LocalStore
 from stoker.store.pins import list_pins
@@ -34,6 +35,8 @@ class Rubbish:
     leases: tuple[Digest, ...]
     blobs: int
     blob_bytes: int
+    scratch: tuple[str, ...] = ()
+    """Checkpoints of work that did not succeed and that nobody came back to."""
 
 
 @frozen
@@ -56,8 +59,12 @@ def why_kept(store: LocalStore, leases: LeaseBook, runs: str) -> Callable[[Diges
     return lambda key: reasons.get(key, "")
 
 
-def find_rubbish(store: LocalStore, leases: LeaseBook, clock: Clock) -> Rubbish:
-    """Look for what dead processes left behind."""
+FORGOTTEN_S = 30 * 86400.0
+"""How long checkpoints of work that did not succeed are kept."""
+
+
+def find_rubbish(store: LocalStore, leases: LeaseBook, clock: Clock, *, scratch: str = "") -> Rubbish:
+    """Look for what dead processes left behind, in the store and below the folder of `scratch` folders."""
     held = leases.held()
     named = {entry.sha256 for record, _ in all_records(store) for entry in record.blobs()}
     blobs = blob_bytes = 0
@@ -71,12 +78,13 @@ def find_rubbish(store: LocalStore, leases: LeaseBook, clock: Clock) -> Rubbish:
         leases=tuple(Digest(name) for name in _names(store.places.leases) if is_digest(name) and name not in held),
         blobs=blobs,
         blob_bytes=blob_bytes,
+        scratch=tuple(forgotten(scratch, older_than_s=FORGOTTEN_S, now_s=clock.wall_s())) if scratch else (),
     )
 
 
 def clear_rubbish(rubbish: Rubbish, leases: LeaseBook) -> None:
-    """Remove staging folders and leases of the dead. Blobs are swept by a prune itself."""
-    for path in rubbish.staging:
+    """Remove staging folders, forgotten checkpoints and leases of the dead. Blobs are swept by a prune itself."""
+    for path in (*rubbish.staging, *rubbish.scratch):
         remove_tree(path)
     for key in rubbish.leases:
         leases.drop_dead(key)

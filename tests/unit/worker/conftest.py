@@ -11,7 +11,7 @@ from stoker.model.clock import SystemClock
 from stoker.plan.catalogue import Catalogue, Source
 from stoker.worker.execution import Execution, JobResult, Tools
 from stoker.worker.job_folder import JobFolder
-from stoker.worker.ordering import Desk, Order
+from stoker.worker.ordering import Desk, Order, Wanted
 from tests.unit.plan.lab import Lab
 
 
@@ -23,7 +23,11 @@ class Office:
         self.lab = Lab(folder / "lab")
         self.runs = str(folder / "runs")
         self.catalogue = Catalogue(
-            str(folder / "state" / "index.json"), [Source(name="test", value="tests.unit.worker.cookbook:COOKBOOK")]
+            str(folder / "state" / "index.json"),
+            [
+                Source(name="test", value="tests.unit.worker.cookbook:COOKBOOK"),
+                Source(name="command", value="stoker.cookbooks.command:COOKBOOK"),
+            ],
         )
         self._entropy = itertools.count(1)
 
@@ -36,17 +40,23 @@ class Office:
             folder=str(self.folder),
             version="1.2.3",
             entropy=next(self._entropy),
+            environment={},
+            capacity=self.lab.capacity,
         )
 
     @property
     def tools(self) -> Tools:
-        return Tools(engine=self.lab.engine, store=self.lab.store, clock=self.lab.clock, runs=self.runs)
+        lab = self.lab
+        scratch = str(self.folder / "scratch")
+        return Tools(engine=lab.engine, store=lab.store, clock=lab.clock, runs=self.runs, scratch=scratch)
 
     def order(self, target: str, *, name: str = "", **texts: str) -> Order:
-        return self.desk.order(target, texts, name=name)
+        words = tuple(f"{key}={text}" for key, text in texts.items())
+        return self.desk.order(Wanted(target=target, overrides=words, name=name))
 
     def execution(self, order: Order, **more: Any) -> Execution:
         more.setdefault("out", str(self.folder / "stoker-out" / order.spec.name))
+        more.setdefault("papers", order.papers)
         return Execution(plan=order.plan, spec=order.spec, tools=self.tools, **more)
 
     def run(self, target: str, *, name: str = "", **texts: str) -> JobResult:

@@ -12,8 +12,10 @@ from stoker.plan.authoring import (
     InputPath,
     Plan,
     PlanBuilder,
+    StageContext,
     arg,
     recipe,
+    stage,
 )
 from tests.unit.plan.misbehaving import HowArgs, misbehave, misbehave_aside, misbehave_here
 from tests.unit.plan.stages import (
@@ -45,6 +47,19 @@ class ReadArgs:
     data: InputPath = arg(help="the file to read")
     more: list[InputPath] = arg([])
     maybe: InputPath | None = arg(None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleArgs:
+    factor: int = arg(1)
+    ledger: str = arg("", runtime=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchArgs:
+    base: int = arg(3, ge=0)
+    factor: int = arg(1, ge=0)
+    ledger: str = arg("", runtime=True)
 
 
 @recipe("test/sum", output=Number, version=3, category=Category.EVAL)
@@ -80,6 +95,27 @@ def go(args: HowArgs) -> Plan:
     return PlanBuilder("go").start(misbehave_here, args).then(double).finish()
 
 
+@stage("test/scale", inline=True)
+def scale(job: StageContext, number: Number, args: ScaleArgs) -> Number:
+    """Give a multiple; thirteen times is refused."""
+    if args.ledger:
+        with open(args.ledger, "a", encoding="utf-8") as file:
+            file.write(f"scale {args.factor}\n")
+    job.step(1, of=1, loss=1.0 / (1 + args.factor))
+    if args.factor == 13:
+        message = "thirteen times is too much"
+        raise ValueError(message)
+    return job.save(Number, number.load() * args.factor)
+
+
+@recipe("test/branches", output=Number)
+def branches(args: BranchArgs) -> Plan:
+    """Two stages that do not depend on the factor, one that does."""
+    start = PlanBuilder("branches").start(number, NumberArgs(value=args.base, ledger=args.ledger))
+    doubled = start.then(double)
+    return doubled.then(scale, ScaleArgs(factor=args.factor, ledger=args.ledger)).finish(keep=(doubled,))
+
+
 @recipe("test/liar", output=Blob)
 def liar() -> Plan:
     """Promise another kind than it gives."""
@@ -93,6 +129,6 @@ def crooked() -> Plan:
 
 COOKBOOK = Cookbook(
     name="test",
-    recipes=(total, reading, fan, blobs, go, liar, crooked),
-    stages=(number, add, double, count, read, blob, blob_sum, misbehave, misbehave_here, misbehave_aside),
+    recipes=(total, reading, fan, blobs, go, branches, liar, crooked),
+    stages=(number, add, double, scale, count, read, blob, blob_sum, misbehave, misbehave_here, misbehave_aside),
 )

@@ -11,6 +11,7 @@ import pytest
 from stoker.host.identity import mine
 from stoker.model.errors import Cancelled, NoSpace, StageFailed, Terminated
 from stoker.model.events import Event, Kinds
+from stoker.model.frozen import changed
 from stoker.model.lifecycle import JobState
 from stoker.plan.authoring import PlanBuilder
 from stoker.plan.executor import RunOptions
@@ -38,9 +39,18 @@ def hanging(office: Office, ledger: str) -> Order:
 
 
 def test_a_job_leaves_a_folder_that_tells_everything(office: Office) -> None:
-    done = office.run("test/sum", values="1,2", plus="4")
+    done = office.run("test/sum", values="[1,2]", plus="4")
     assert (done.error, done.state) == (None, JobState.COMPLETED)
-    assert sorted(os.listdir(done.folder.path)) == ["end.json", "job.json", "logs", "owner.json", "status.jsonl"]
+    assert sorted(os.listdir(done.folder.path)) == [
+        "config.json",
+        "end.json",
+        "job.json",
+        "logs",
+        "metrics",
+        "owner.json",
+        "status.jsonl",
+        "trials.jsonl",
+    ]
     assert done.folder.owner() == mine()
     assert done.folder.spec().recipe == "test/sum"
     end = done.folder.ended()
@@ -65,7 +75,7 @@ def test_a_second_job_is_all_hits(office: Office) -> None:
 
 
 def test_results_lie_in_a_plain_folder_with_a_sidecar(office: Office) -> None:
-    done = office.run("test/sum", values="1,2", plus="4", name="mine")
+    done = office.run("test/sum", values="[1,2]", plus="4", name="mine")
     out = office.folder / "stoker-out" / "mine"
     assert json.loads((out / "value.json").read_text()) == 7
     assert json.loads((out / "number" / "value.json").read_text()) == 1
@@ -198,7 +208,7 @@ def test_a_full_disk_ends_the_job_with_its_own_code(office: Office, tmp_path: Pa
         execution = Execution(
             plan=order.plan,
             spec=order.spec,
-            tools=type(tools)(engine=tools.engine, store=tools.store, clock=tools.clock, runs=str(disk / "runs")),
+            tools=changed(tools, runs=str(disk / "runs")),
             out=None,
             listeners=(lambda event, _at_s, _seq: _fill(disk) if event.kind == "run_begin" else None,),
         )

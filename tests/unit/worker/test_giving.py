@@ -30,7 +30,7 @@ def test_a_job_gives_its_result_and_what_its_plan_keeps(office: Office) -> None:
 
 
 def test_one_stage_may_be_asked_for(office: Office) -> None:
-    done = office.run("test/sum", values="1,2")
+    done = office.run("test/sum", values="[1,2]")
     assert folders(office, done, "number-2") == {"number-2": ""}
 
 

@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 
 from stoker.host.identity import ProcessIdentity, mine, of_pid
+from stoker.host.surroundings import surroundings
 from stoker.model.digests import Digest
 from stoker.model.errors import Ambiguous, LocalFile, NotFound
+from stoker.model.json_text import dumps, loads
 from stoker.model.lifecycle import JobState
 from stoker.worker.job_folder import JobEnd, JobFolder, JobSpec, find_job, job_folders
 from tests.unit.host.real_processes import fork, kill_and_reap
+from tests.unit.host.waiting import at_once
 
 
 def spec(attempt: str, **more: Any) -> JobSpec:
@@ -151,3 +154,32 @@ def test_a_damaged_job_is_no_obstacle_to_finding_others(runs: str) -> None:
     broken = begin(runs, "20261116-031502-0002")
     Path(broken.path, "job.json").write_text("{")
     assert find_job(runs, "good").attempt == "20261115-031502-0001"
+
+
+def test_a_job_says_where_it_ran_and_an_older_one_that_does_not_is_no_fault(tmp_path: Path) -> None:
+    folder = JobFolder.begin(str(tmp_path), spec("20261115-031502-0001"), mine())
+    assert folder.environment() == surroundings()
+    job = Path(folder.path, "job.json")
+    raw = loads(job.read_bytes())
+    for odd in (None, 3, ["host"]):
+        job.write_text(dumps({**raw, "environment": odd}))
+        assert folder.environment() == {}
+    job.unlink()
+    assert folder.environment() == {}
+
+
+def test_pipes_in_the_place_of_its_files_keep_nobody_waiting(runs: str) -> None:
+    folder = begin(runs, "20261115-031502-7f3a")
+    for name in ("job.json", "owner.json", "end.json", "config.json"):
+        path = os.path.join(folder.path, name)
+        if os.path.exists(path):
+            os.unlink(path)
+        os.mkfifo(path)
+    with at_once():
+        assert folder.paper("config.json") == b""
+        assert (folder.ended(), folder.owner(), folder.environment()) == (None, None, {})
+        assert folder.state() == (JobState.FAILED, "its process is gone")
+        with pytest.raises(NotFound, match=r"no readable job\.json"):
+            folder.spec()
+        with pytest.raises(NotFound):
+            find_job(runs, "gbt")

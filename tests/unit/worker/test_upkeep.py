@@ -6,12 +6,14 @@ from pathlib import Path
 from stoker.host.identity import mine
 from stoker.model.clock import FakeClock
 from stoker.model.digests import Digest
+from stoker.model.frozen import changed
 from stoker.plan.lease import LeaseBook
+from stoker.plan.scratch import open_scratch
 from stoker.plan.status import read_status
 from stoker.store.pins import pin
 from stoker.worker.job_folder import JobFolder
 from stoker.worker.story import tell
-from stoker.worker.upkeep import check_records, clear_rubbish, clear_stale_staging, find_rubbish, why_kept
+from stoker.worker.upkeep import FORGOTTEN_S, check_records, clear_rubbish, clear_stale_staging, find_rubbish, why_kept
 from tests.unit.host.real_processes import code_of, fork
 from tests.unit.worker.conftest import Office
 
@@ -34,6 +36,19 @@ def test_what_dead_processes_left_is_found_and_cleared(office: Office) -> None:
     clear_rubbish(rubbish, leases(office))
     assert os.listdir(store.places.staging) == [os.path.basename(mine_alone)]
     assert find_rubbish(store, leases(office), office.lab.clock).staging == ()
+
+
+def test_checkpoints_that_nobody_came_back_to_go_after_a_while(office: Office) -> None:
+    store, clock, root = office.lab.store, office.lab.clock, office.folder / "scratch"
+    mine_still = open_scratch(str(root / ("ab" * 32)), run_id="now", me=mine(), clock=clock)
+    old = open_scratch(str(root / ("cd" * 32)), run_id="then", me=changed(mine(), start_ticks=1), clock=clock)
+    Path(old.path, "model.pt").write_bytes(b"weights")
+    later = FakeClock(start_s=clock.wall_s() + FORGOTTEN_S + 1)
+    assert find_rubbish(store, leases(office), clock, scratch=str(root)).scratch == ()
+    rubbish = find_rubbish(store, leases(office), later, scratch=str(root))
+    assert rubbish.scratch == (old.path,)
+    clear_rubbish(rubbish, leases(office))
+    assert [path.name for path in root.iterdir()] == [os.path.basename(mine_still.path)]
 
 
 def test_staging_of_somebody_who_still_holds_the_lease_is_left_alone(office: Office) -> None:

@@ -1,0 +1,183 @@
+"""The trials of a job beside each other: what varies, what came out, best first. Plain data, for any face to show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stoker.model.frozen import frozen
+from stoker.model.json_text import dumps
+from stoker.plan.metrics_curves import Point, curves
+from stoker.worker.gathering import Gathered
+from stoker.worker.masking import masked
+from stoker.worker.program_order import RECIPE
+from stoker.worker.ranking import Direction, Measure, best_first, measure_for, preference
+from stoker.worker.settings import is_same_value, own_values
+from stoker.worker.trials import Trial
+
+CURVES_DRAWN = 24
+"""How many trials' curves are read for a picture: more of them is a hedge, not a picture."""
+_CURVE_POINTS = 600
+_CURVE_METRICS = 3
+_FAILED = frozenset({"failed", "cancelled"})
+
+
+@frozen
+class TrialRow:
+    """One trial as it stands in a comparison."""
+
+    n: int
+    label: str
+    state: str
+    is_kept: bool
+    params: Mapping[str, Any]
+    """The varying parameters, each with its value here."""
+    metrics: Mapping[str, float]
+    seconds: float | None
+    peak_bytes: int | None
+    message: str
+    curve_files: tuple[str, ...] = ()
+
+    @property
+    def is_done(self) -> bool:
+        return self.state == "completed"
+
+    @property
+    def is_failed(self) -> bool:
+        return self.state in _FAILED
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "trial": self.n,
+            "label": self.label,
+            "state": self.state,
+            "is_kept": self.is_kept,
+            "params": dict(self.params),
+            "metrics": dict(self.metrics),
+            "seconds": self.seconds,
+            "peak_bytes": self.peak_bytes,
+            "message": self.message,
+        }
+
+
+@frozen
+class Comparison:
+    """All trials of a job, best first."""
+
+    job: str
+    attempt: str
+    recipe: str
+    rows: tuple[TrialRow, ...]
+    varying: tuple[str, ...]
+    """Parameters with more than one value, in the order of the sweep."""
+    fixed: Mapping[str, Any]
+    """Parameters that are the same in every trial."""
+    metrics: tuple[str, ...]
+    """Every metric that some trial has: what is ranked by first, then by how much it is likely to matter."""
+    measure: Measure | None
+
+    @property
+    def best(self) -> TrialRow | None:
+        """The first one, if it has a value to be best by."""
+        first = self.rows[0] if self.rows else None
+        has_value = first is not None and self.measure is not None and self.measure.metric in first.metrics
+        return first if has_value and first is not None and not first.is_failed else None
+
+
+@frozen
+class Curves:
+    """Curves of one metric over each other, best trial first."""
+
+    metric: str
+    lines: tuple[tuple[TrialRow, tuple[Point, ...]], ...]
+
+
+def compare_trials(  # noqa: PLR0913 - whose trials they are, and what was asked of them
+    trials: Sequence[Gathered],
+    *,
+    job: str,
+    attempt: str,
+    recipe: str,
+    values: Mapping[str, Any],
+    by: str = "",
+    direction: Direction | None = None,
+) -> Comparison:
+    """Put trials beside each other. `values` are the job's parameters by dotted name, as they stand without a sweep."""
+    points = [one.end.trial.point for one in trials]
+    swept = list(dict.fromkeys(name for point in points for name in point))
+    varying = tuple(name for name in swept if len({_spelt(point.get(name, values.get(name))) for point in points}) > 1)
+    rows = [_row(one, varying, values) for one in trials]
+    measure = measure_for(rows, values, by=by, direction=direction)
+    names = dict.fromkeys(name for row in rows for name in row.metrics)
+    first = [measure.metric] if measure is not None else []
+    settled = {name: points[0].get(name, values.get(name)) for name in swept if name not in varying}
+    fixed = {**_the_same(recipe, [one.end.trial for one in trials], values), **settled}
+    return Comparison(
+        job=job,
+        attempt=attempt,
+        recipe=recipe,
+        rows=tuple(best_first(rows, measure)),
+        varying=varying,
+        fixed={name: masked(recipe, name, value) for name, value in fixed.items() if name not in varying},
+        metrics=tuple(dict.fromkeys([*first, *sorted(names, key=preference)])),
+        measure=measure,
+    )
+
+
+def read_curves(comparison: Comparison) -> list[Curves]:
+    """Read the curves worth a picture: of what is ranked by, then of losses, for the best trials that have any."""
+    rows = [row for row in comparison.rows if row.curve_files][:CURVES_DRAWN]
+    names = _curve_names(comparison, rows)
+    found: dict[str, list[tuple[TrialRow, tuple[Point, ...]]]] = {name: [] for name in names}
+    for row in rows if names else ():
+        for name, points in curves(row.curve_files, points=_CURVE_POINTS, names=names).items():
+            if len(points) > 1:
+                found[name].append((row, tuple(points)))
+    return [Curves(metric=name, lines=tuple(lines)) for name, lines in found.items() if lines]
+
+
+def _curve_names(comparison: Comparison, rows: Sequence[TrialRow]) -> list[str]:
+    """Choose by the first trials that have curves at all; a trial that died at once has none."""
+    names: list[str] = []
+    for row in rows:
+        names = [name for name, points in curves(row.curve_files, points=4).items() if len(points) > 1]
+        if names:
+            break
+    first = comparison.measure.metric if comparison.measure is not None else ""
+    names.sort(key=lambda name: (name != first, "loss" not in name.lower(), preference(name)))
+    return names[:_CURVE_METRICS]
+
+
+def _the_same(recipe: str, trials: Sequence[Trial], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Give what every trial has with one value. What a group's option brings may be in some of them only."""
+    owns = [own_values(recipe, trial) for trial in trials]
+    found = {}
+    for name in dict.fromkeys([*values, *(owns[0] if recipe == RECIPE and owns else ())]):
+        held = [own[name] for own in owns if name in own]
+        if not held and name in values:
+            # What only the job says, such as a program's words, is the same for all.
+            found[name] = values[name]
+        elif len(held) == len(owns) and all(is_same_value(held[0], value) for value in held):
+            found[name] = held[0]
+    return found
+
+
+def _spelt(value: Any) -> str:
+    # 1, 1.0 and true are three values, which they are not to a set.
+    return f"{type(value).__name__} {dumps(value)}"
+
+
+def _row(one: Gathered, varying: Sequence[str], values: Mapping[str, Any]) -> TrialRow:
+    end, trial = one.end, one.end.trial
+    return TrialRow(
+        n=trial.number,
+        label=trial.label,
+        state=end.state,
+        is_kept=end.is_kept,
+        params={name: trial.point.get(name, values.get(name)) for name in varying},
+        metrics=end.metrics,
+        seconds=end.seconds,
+        peak_bytes=end.peak_bytes,
+        message=end.message,
+        curve_files=one.curve_files,
+    )

@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.model.errors import Cancelled, StageFailed, StokerError, SweepGivenUp
+from stoker.model.events import Event, Kinds
+from stoker.model.frozen import changed
+from stoker.model.lifecycle import JobState
+from stoker.plan.executor import RunOptions
+from stoker.plan.status import read_status
+from stoker.worker.execution import JobResult
+from stoker.worker.job_folder import JobFolder
+from tests.unit.plan.lab import lines_of
+from tests.unit.worker.conftest import Office
+from tests.unit.worker.sweeping import Sweeps, counts, states
+
+
+@pytest.fixture
+def sweeps(office: Office) -> Sweeps:
+    return Sweeps(office)
+
+
+def told(folder: JobFolder, kind: str) -> list[dict[str, Any]]:
+    return [event for event in read_status(folder.status_path) if event["kind"] == kind]
+
+
+def branches(sweeps: Sweeps, factors: str, **more: Any) -> JobResult:
+    order = sweeps.order(f"factor={factors}", f"ledger={sweeps.folder / 'stages'}", target="test/branches")
+    return sweeps.run(order, **more)
+
+
+def test_what_trials_share_runs_once_and_what_is_their_own_once_each(sweeps: Sweeps) -> None:
+    job = branches(sweeps, "2,3,4")
+    assert job.error is None
+    lines = lines_of(sweeps.folder / "stages")
+    assert len(lines) == 4
+    assert [line for line in lines if line.startswith("scale")] == ["scale 2", "scale 3", "scale 4"]
+    end = job.folder.ended()
+    assert end is not None
+    assert (end.ran, end.hits) == (5, 0)
+    values = [json.loads(sweeps.out(job, f"factor={n}/value.json").read_text()) for n in (2, 3, 4)]
+    assert values == [12, 18, 24]
+
+
+def test_what_a_plan_keeps_lies_in_every_trials_folder(sweeps: Sweeps) -> None:
+    job = branches(sweeps, "2,3")
+    for n in (2, 3):
+        assert json.loads(sweeps.out(job, f"factor={n}/double/value.json").read_text()) == 6
+    assert os.readlink(sweeps.folder / "stoker-out" / "last") == "branches"
+
+
+def test_a_widened_recipe_runs_only_the_new_points(sweeps: Sweeps) -> None:
+    branches(sweeps, "2,3")
+    job = branches(sweeps, "1,2,3,4")
+    assert states(job) == {"factor=1": "completed", "factor=2": "kept", "factor=3": "kept", "factor=4": "completed"}
+    assert lines_of(sweeps.folder / "stages")[3:] == ["scale 1", "scale 4"]
+
+
+def test_each_result_lies_there_before_its_end_is_told(sweeps: Sweeps) -> None:
+    seen: list[tuple[str, bool]] = []
+
+    def listen(event: Event, _at_s: float, _seq: int) -> None:
+        if event.kind == Kinds.TRIAL_END:
+            seen.append((str(event.fields["label"]), Path(str(event.fields["out"]), "made").exists()))
+
+    sweeps.run(sweeps.order("n=1,2"), listeners=(listen,))
+    assert seen == [("n=1", True), ("n=2", True)]
+
+
+def test_the_journal_tells_of_every_trial_and_counts_them_at_the_end(sweeps: Sweeps) -> None:
+    (sweeps.folder / "bad").write_text("2\n")
+    job = sweeps.run_line("n=1,2,3")
+    good, bad, _ = told(job.folder, "trial_end")
+    assert (good["trial"], good["label"], good["state"], good["is_kept"]) == (1, "n=1", "completed", False)
+    assert good["metrics"] == {"loss": 1.0}
+    assert good["out"] == str(sweeps.out(job, "n=1"))
+    assert good["seconds"] > 0
+    assert (bad["state"], bad["cause"], bad["out"]) == ("failed", "user", None)
+    assert bad["message"] == "exit 3: no way with 2"
+    (end,) = told(job.folder, "run_end")
+    assert end["trials"] == {"completed": 2, "kept": 0, "failed": 1, "cancelled": 0, "not_run": 0}
+
+
+def test_the_error_of_a_sweep_names_its_trials(sweeps: Sweeps) -> None:
+    (sweeps.folder / "bad").write_text("2\n")
+    job = sweeps.run_line("n=1,2,3")
+    assert isinstance(job.error, StageFailed)
+    assert (str(job.error), job.state) == ("n=2: exit 3: no way with 2", JobState.FAILED)
+    (sweeps.folder / "bad").write_text("2\n4\n")
+    job = sweeps.run_line("n=1,2,3,4")
+    assert str(job.error) == "2 of 4 trials failed, the first, n=2: exit 3: no way with 2"
+
+
+def test_a_trial_that_fails_takes_away_what_an_older_one_left_but_not_what_somebody_edited(sweeps: Sweeps) -> None:
+    first = sweeps.run_line("n=1,2")
+    for n in (1, 2):
+        assert sweeps.out(first, f"n={n}/made").exists()
+    sweeps.out(first, "n=2/mine.txt").write_text("a note")
+    (sweeps.folder / "bad").write_text("1\n2\n")
+    sweeps.run_line("n=1,2")
+    assert not sweeps.out(first, "n=1").exists()
+    assert os.listdir(sweeps.out(first, "n=2")) == ["mine.txt"]
+
+
+def test_what_a_job_without_a_sweep_left_is_not_mistaken_for_a_sweeps(sweeps: Sweeps) -> None:
+    alone = sweeps.run_line("n=1")
+    top = sweeps.out(alone, "made")
+    top.with_name("mine.txt").write_text("a note")
+    assert top.exists()
+    sweeps.run_line("n=1,2")
+    assert sorted(os.listdir(top.parent)) == ["mine.txt", "n=1", "n=2"]
+
+
+def test_a_sweep_in_which_all_fails_alike_is_given_up(sweeps: Sweeps) -> None:
+    (sweeps.folder / "bad").write_text("\n".join(map(str, range(30))))
+    job = sweeps.run_line("n=range:0:30:1")
+    assert isinstance(job.error, SweepGivenUp)
+    assert "failed in the same way: exit 3: no way with 0" in str(job.error)
+    assert "--keep-going" in job.error.hint
+    assert 3 <= len(sweeps.ran()) < 10
+    (end,) = told(job.folder, "run_end")
+    assert end["trials"]["not_run"] > 15
+    assert end["error"]["error"] == "sweep_given_up"
+
+
+def test_who_wants_to_go_on_whatever_happens_does(sweeps: Sweeps) -> None:
+    (sweeps.folder / "bad").write_text("1\n2\n3\n4\n5\n")
+    job = sweeps.run(sweeps.order("n=1,2,3,4,5"), gives_up=False)
+    assert counts(job) == {"failed": 5}
+    assert len(sweeps.ran()) == 5
+
+
+def test_when_a_shared_stage_fails_all_trials_fail_at_once_and_nothing_is_given_up(sweeps: Sweeps) -> None:
+    order = sweeps.order("factor=1,2,3,4,5", target="test/branches")
+    nodes = tuple(
+        changed(node, args={**node.args, "ledger": "/not/there"}) if node.id == "number" else node
+        for node in order.plan.nodes
+    )
+    job = sweeps.run(changed(order, plan=changed(order.plan, nodes=nodes)))
+    assert counts(job) == {"failed": 5}
+    assert isinstance(job.error, StageFailed)
+    assert "5 of 5 trials failed, the first, factor=1" in str(job.error)
+
+
+def test_a_sweep_that_is_cancelled_says_what_ran_what_was_stopped_and_what_never_began(sweeps: Sweeps) -> None:
+    program = ("sh", "-c", 'if [ {n} = 2 ]; then echo go > gate; exec sleep 60; fi; echo {n} > "$STOKER_OUT/made"')
+    order = sweeps.order("n=1,2,3,4", program=program)
+    execution = sweeps.execution(order)
+    done: list[JobResult] = []
+    thread = threading.Thread(target=lambda: done.append(execution.run()))
+    thread.start()
+    while not (sweeps.folder / "gate").exists():
+        thread.join(0.01)
+    execution.cancel(Cancelled("interrupted"))
+    thread.join(20)
+    (job,) = done
+    assert job.state is JobState.CANCELLED
+    assert states(job) == {"n=1": "completed", "n=2": "cancelled"}
+    (end,) = told(job.folder, "run_end")
+    assert end["trials"] == {"completed": 1, "kept": 0, "failed": 0, "cancelled": 1, "not_run": 2}
+    # The same line goes on from there.
+    (sweeps.folder / "gate").unlink()
+    assert set(sweeps.look(sweeps.order("n=1,2,3,4", program=program)).kept) == {"1.run"}
+
+
+def test_a_kept_trial_has_the_metrics_of_all_its_stages(sweeps: Sweeps) -> None:
+    branches(sweeps, "2,3")
+    job = branches(sweeps, "2,3")
+    assert counts(job) == {"kept": 2}
+    assert [end.metrics for end in job.trials] == [{"loss": 1 / 3}, {"loss": 1 / 4}]
+
+
+def test_a_sweep_of_one_point_lies_in_the_folder_of_its_label(sweeps: Sweeps) -> None:
+    job = sweeps.run_line("n=7,7")
+    assert states(job) == {"n=7": "completed"}
+    assert sweeps.out(job, "n=7/made").exists()
+
+
+def test_a_sweep_may_do_without_plain_folders(sweeps: Sweeps) -> None:
+    job = sweeps.run(sweeps.order("n=1,2"), out=None)
+    assert [end.out for end in job.trials] == [None, None]
+    assert not (sweeps.folder / "stoker-out").exists()
+    end = job.folder.ended()
+    assert end is not None
+    assert end.out is None
+
+
+def test_results_that_can_not_be_laid_out_are_kept_all_the_same(sweeps: Sweeps) -> None:
+    (sweeps.folder / "stoker-out").mkdir()
+    order = sweeps.order("n=1,2")
+    (sweeps.folder / "stoker-out" / order.spec.name).write_text("in the way")
+    job = sweeps.run(order)
+    assert isinstance(job.error, StokerError)
+    assert job.state is JobState.FAILED
+    assert counts(job) == {"completed": 2}
+    (sweeps.folder / "stoker-out" / order.spec.name).unlink()
+    # They need not run again to be laid out.
+    again, going_on, left = sweeps.again(job.folder)
+    assert left == 0
+    sweeps.ran()
+    done = sweeps.run(again, going_on)
+    assert done.error is None
+    assert sweeps.ran() == []
+    assert sweeps.out(done, "n=2/made").exists()
+
+
+def test_programs_run_side_by_side_if_that_is_wanted(sweeps: Sweeps) -> None:
+    # Each waits for the other: one at a time would never end.
+    program = (
+        "sh",
+        "-c",
+        'touch here{n}; while [ ! -e here1 ] || [ ! -e here2 ]; do sleep 0.01; done; echo x > "$STOKER_OUT/x"',
+    )
+    order = sweeps.order("n=1,2", "cpus=1", program=program)
+    job = sweeps.run(order, options=RunOptions(max_in_flight=2, keep_going=True, deadline_s=20.0))
+    assert counts(job) == {"completed": 2}
+
+
+def test_a_job_that_is_known_as_a_whole_is_told_so(sweeps: Sweeps) -> None:
+    branches(sweeps, "2,3")
+    job = branches(sweeps, "2,3")
+    (end,) = told(job.folder, "run_end")
+    assert end["trials"] == {"completed": 2, "kept": 2, "failed": 0, "cancelled": 0, "not_run": 0}
+    assert Path(sweeps.out(job, "factor=2")).is_dir()
