@@ -18,9 +18,12 @@ from stoker.model.clock import SystemClock
 from stoker.model.frozen import frozen
 
 if TYPE_CHECKING:
+    from stoker.host.containment.box import Containment
     from stoker.host.zygote import Zygote
+    from stoker.model.resources import Capacity
     from stoker.plan.cache import Cache
     from stoker.plan.catalogue import Catalogue
+    from stoker.plan.footprints import Footprints
     from stoker.plan.history import History
     from stoker.plan.process_runner import ProcessRunner
     from stoker.plan.runner import StageRunner
@@ -49,6 +52,10 @@ class Settings:
     @property
     def state(self) -> str:
         return os.path.join(self.home, "state")
+
+    @property
+    def scratch(self) -> str:
+        return os.path.join(self.home, "scratch")
 
     @property
     def out(self) -> str:
@@ -121,15 +128,23 @@ class Assembly:
         return History(os.path.join(self.settings.state, "history.db"))
 
     @cached_property
+    def footprints(self) -> Footprints:
+        from stoker.plan.footprints import Footprints
+
+        self.make_state()
+        return Footprints(os.path.join(self.settings.state, "footprints.db"))
+
+    @cached_property
     def process_runner(self) -> ProcessRunner:
         from stoker.plan.process_runner import ProcessRunner
 
-        return ProcessRunner(self._start_zygote)
+        return ProcessRunner(self._start_zygote, lambda: self.containment)
 
     @cached_property
     def tools(self) -> Tools:
         """What running a job needs."""
-        from stoker.hardware.capacity import capacity_here
+        from stoker.hardware.admission import memory_here
+        from stoker.plan.admitting import MemoryGate
         from stoker.plan.engine import Engine
         from stoker.plan.lease import LeaseBook
         from stoker.worker.execution import Tools
@@ -139,10 +154,12 @@ class Assembly:
             history=self.history,
             leases=LeaseBook(self.store.places.leases, clock=self.clock),
             runner_for=self._runner_for,
-            capacity=capacity_here(self.settings.environment),
+            capacity=self.capacity,
+            memory=MemoryGate(memory_here, self.footprints),
             clock=self.clock,
         )
-        return Tools(engine=engine, store=self.store, clock=self.clock, runs=self.settings.runs)
+        settings = self.settings
+        return Tools(engine=engine, store=self.store, clock=self.clock, runs=settings.runs, scratch=settings.scratch)
 
     def make_state(self) -> None:
         """Make the folder for indexes and memos."""
@@ -154,13 +171,15 @@ class Assembly:
     def close(self) -> None:
         """Let go of whatever was built."""
         built = vars(self)
-        for name in ("process_runner", "history", "cache", "store"):
+        for name in ("process_runner", "footprints", "history", "cache", "store"):
             if name in built:
                 built[name].close()
 
     def _runner_for(self, stage: Stage) -> StageRunner:
         if stage.inline:
             return self._inline_runner
+        if stage.is_program:
+            return self._program_runner
         # Whose cookbook it is decides what the zygote imports: others' libraries would only cost time.
         self._first_forked = self._first_forked or stage
         return self.process_runner
@@ -170,6 +189,40 @@ class Assembly:
         from stoker.plan.runner import InlineRunner
 
         return InlineRunner()
+
+    @cached_property
+    def capacity(self) -> Capacity:
+        """What this machine may hand out."""
+        from stoker.hardware.capacity import capacity_here
+
+        return capacity_here(self.settings.environment)
+
+    def contain_by(self, mechanism: str) -> None:
+        """Use exactly this mechanism; call it before anything runs."""
+        from stoker.host.containment.choice import choose
+
+        self.__dict__["containment"] = choose(mechanism, environment=self.settings.environment)
+
+    @cached_property
+    def containment(self) -> Containment:
+        """How this machine keeps a program's memory within bounds."""
+        from stoker.host.containment.choice import choose
+
+        settings = self.settings
+        return choose(settings.environment.get("STOKER_CONTAIN"), environment=settings.environment)
+
+    @cached_property
+    def _program_runner(self) -> StageRunner:
+        from stoker.plan.program_launch import Surroundings
+        from stoker.plan.program_runner import ProgramRunner
+
+        around = Surroundings(
+            environment=self.settings.environment,
+            own_prefix=sys.prefix,
+            trainer_folder=os.path.join(os.path.dirname(__file__), "trainer"),
+            has_gpus=bool(self.capacity.gpus),
+        )
+        return ProgramRunner(around, lambda: self.containment, self.clock)
 
     def _start_zygote(self) -> Zygote:
         from stoker.host.zygote import Zygote

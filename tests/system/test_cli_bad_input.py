@@ -23,21 +23,27 @@ from tests.unit.host.real_mounts import small_disk
         (
             ["run", "toy/sum", "value=3", "valeu=3"],
             28,
-            "toy/sum.valeu: there is no such argument (did you mean 'value'?)",
-            "",
+            "argument 2: valeu: there is no such key (did you mean 'value'?",
+            "recipes show toy/sum",
         ),
-        (["run", "toy/sum", "value=many"], 28, "toy/sum.value: 'many' is not a whole number", "recipes show toy/sum"),
+        (["run", "toy/sum", "value=many"], 28, "argument 1: value: 'many' is not a whole", "recipes show toy/sum"),
+        (["run", "toy/sum", "value=,"], 28, "argument 1: expected a value before ','", "recipes show toy/sum"),
+        (["run", "toy/sum", "value=3,many"], 28, "value: 'many' is not a whole number", "recipes show toy/sum"),
         (["run", "toy/sum", "value=5000"], 28, "must be at most 1000, got 5000", "recipes show toy/sum"),
-        (["run", "toy/sum"], 28, "toy/sum.value: is required", "recipes show toy/sum"),
+        (["run", "toy/sum"], 28, "value: is required", "recipes show toy/sum"),
         (["run", "toy/copy", "file=/not/there"], 16, "/not/there: no such file or folder", ""),
         (["run", "missing.json"], 16, "missing.json", ""),
         (["run", "toy/sum", "value=3", "--name", "a/b"], 2, "'a/b' can't be a job's name", "letters, digits"),
         (["run", "toy/sum", "value=3", "lonely"], 2, "'lonely' is not key=value", "an argument is one word"),
-        (["run", "toy/sum", "value=3", "value=4"], 2, "value is given twice", ""),
+        (["run", "toy/sum", "value=3", "lone", "ly"], 2, "'lone', 'ly' are not key=value", "an argument is one word"),
         (["run", "toy/sum", "value=3", "--rerun", "duoble"], 2, "has no stage 'duoble'", "did you mean 'double'?"),
         (["run", "toy/sum", "value=3", "--jobs", "0"], 2, "--jobs: '0' is not a whole number of at least 1", ""),
         (["run", "toy/sum", "--timeout", "soon"], 2, "'soon' is not a duration", ""),
-        (["run"], 2, "RECIPE|PLAN.json is missing", "stoker help run"),
+        (["run"], 2, "what is to run?", "stoker help run"),
+        (["run", "value=3"], 2, "'value=3' is a setting, and nothing says of what", "-- PROGRAM"),
+        (["run", "toy/sum", "value=3", "--", "true"], 2, "'toy/sum' is not key=value", "not both"),
+        (["run", "value=3", "--"], 2, "no program follows --", "train.py"),
+        (["config", "show", "value=3"], 2, "'value=3' is a setting, and nothing says of what", ""),
         (["rnu", "toy/sum"], 2, "there is no command 'rnu'", "did you mean 'run'?"),
         (["submit", "toy/sum"], 2, "there is no command 'submit'", ""),
         (["run", "toy/sum", "--dry"], 2, "`stoker run` does not know '--dry'", "did you mean '--dry-run'?"),
@@ -68,12 +74,28 @@ def test_a_mistake_is_told_in_one_line_with_its_code(
 def test_every_fault_of_a_command_is_on_a_line_of_its_own(shell: Shell) -> None:
     done = shell.stoker("run", "toy/slow", "value=-1", "stubborn=maybe", "gait=x")
     assert done.code == 28
-    assert done.err.splitlines()[0] == "stoker: 3 faults in the arguments of toy/slow"
-    assert [line.split(":")[0].strip() for line in done.err.splitlines()[1:4]] == [
-        "toy/slow.stubborn",
-        "toy/slow.gait",
-        "toy/slow.value",
+    lines = done.err.splitlines()
+    assert lines[0] == "stoker: 3 faults in the arguments of toy/slow"
+    # Each with the word it is about, and carets under what is wrong in it.
+    assert [line.split(":")[:2] for line in lines[1:10:3]] == [
+        ["  argument 1", " value"],
+        ["  argument 2", " stubborn"],
+        ["  argument 3", " gait"],
     ]
+    assert lines[2:4] == ["      value=-1", "            ^^"]
+
+
+def test_words_that_can_not_be_read_are_told_with_those_that_can_and_are_wrong(shell: Shell) -> None:
+    done = shell.stoker("run", "toy/slow", "value=(", "gait=x")
+    assert done.code == 28
+    assert done.err.splitlines()[0] == "stoker: 2 faults in the arguments of toy/slow"
+    assert "value: is required" not in done.err
+
+
+def test_what_is_given_twice_counts_as_given_last_and_that_is_said(shell: Shell) -> None:
+    done = shell.stoker("run", "toy/sum", "value=3", "value=4", "--dry-run")
+    assert done.code == 0, done.err
+    assert "note: value is given twice: value=4 counts" in done.err
 
 
 def plan_of(nodes: dict[str, Any], edges: list[dict[str, Any]]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -16,6 +17,16 @@ def used(shell: Shell) -> Shell:
     """A shell in which something has run."""
     assert shell.stoker("run", "toy/sum", "value=3").code == 0
     return shell
+
+
+def test_a_pipe_in_the_place_of_a_log_is_said_and_not_waited_for(used: Shell) -> None:
+    (log,) = used.home.glob("runs/*/logs/double.log")
+    log.unlink()
+    os.mkfifo(log)
+    done = used.stoker("logs", "sum")
+    assert done.code == 16
+    assert "the number is 3" in done.out
+    assert "this is not a regular file" in done.err
 
 
 def test_jobs_are_listed_found_by_name_prefix_and_last_and_forgotten(used: Shell) -> None:

@@ -63,7 +63,7 @@ def test_an_error_is_one_object_on_standard_output_and_a_line_for_people(
 def test_every_command_speaks_json_with_the_flag_before_or_behind_it(shell: Shell) -> None:
     shell.stoker("run", "toy/text", "value=3")
     for words, count in (
-        (["recipes"], 15),
+        (["recipes"], 16),
         (["recipes", "show", "toy/sum"], 1),
         (["recipes", "swaps", "toy/sum"], 1),
         (["jobs"], 1),

@@ -1,52 +1,147 @@
-"""The documents tell the truth: their links lead somewhere and their command lines are ones that Stoker takes."""
+"""The documents tell the truth: links lead somewhere, examples paste into bash and zsh, and do what the page says."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from stoker.config.override import parse_overrides
+from stoker.faces.cli.aliases import expand
+from stoker.faces.cli.commands import COMMANDS, find_command, top_help
+from stoker.faces.cli.flags import take_flags
+from tests.system.pages import GENERATED, PAGES, ROOT, Block, blocks_of, name_of, to_paste
+from tests.system.pasting import Understood, has, live_through, words_of
 from tests.system.shell import Shell
+from tests.system.transcripts import agree, settled, told
 
-ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]+)(?:#[^)]*)?\)")
-BLOCK = re.compile(r"```bash\n(.*?)```", re.DOTALL)
+NO_ZSH = "there is no zsh here: bash alone was tried"
+
+WITH_EXAMPLES = [page for page in PAGES if any(block.is_shell for block in blocks_of(page))]
+WITH_RUNS = [page for page in PAGES if any(block.is_run for block in blocks_of(page))]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_there_are_pages_with_examples() -> None:
+    assert ROOT / "README.md" in WITH_RUNS
+    assert len(WITH_EXAMPLES) > len(WITH_RUNS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
     targets = [target for target in LINK.findall(page.read_text("utf-8")) if "://" not in target]
     assert not [target for target in targets if not (page.parent / target).exists()]
 
 
-def _commands() -> list[str]:
+@pytest.mark.parametrize("page", [page for page in PAGES if GENERATED not in page.parents], ids=name_of)
+def test_whatever_is_to_be_typed_is_marked_as_such(page: Path) -> None:
+    others = [block.text for block in blocks_of(page) if not block.is_shell]
+    assert not [text for text in others if re.search(r"^(\$ |stoker |make )", text, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=name_of)
+def test_an_example_is_the_same_words_in_bash_and_zsh(page: Path, tmp_path: Path) -> None:
+    shells = [shell for shell in ("bash", "zsh") if has(shell)]
+    understood = [words_of(shell, to_paste(page), tmp_path) for shell in shells]
+    for one in understood:
+        assert not one.complaints
+        assert one.commands == understood[0].commands
+    assert understood[0].commands
+    assert not [line for line in _plain_lines(to_paste(page)) if shlex.split(line) not in understood[0].commands]
+    if len(shells) < 2:
+        pytest.skip(NO_ZSH)
+
+
+@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=name_of)
+def test_an_example_is_a_command_that_stoker_takes(page: Path, tmp_path: Path) -> None:
+    for words in _stoker_lines(words_of("bash", to_paste(page), tmp_path)):
+        _read(words)
+
+
+def test_the_examples_of_the_help_paste_into_both_shells(tmp_path: Path) -> None:
+    examples = [example for command in COMMANDS for example in import_module(command.module).GRAMMAR.examples]
+    examples += [line.strip() for line in top_help().split("try\n")[1].splitlines() if line.startswith("  ")]
+    shells = [shell for shell in ("bash", "zsh") if has(shell)]
+    understood = [words_of(shell, "\n".join(examples) + "\n", tmp_path) for shell in shells]
+    assert [one.complaints for one in understood] == [[]] * len(shells)
+    assert understood[0].commands == understood[-1].commands
+    lines = _stoker_lines(understood[0])
+    assert len(lines) == len(examples)
+    for words in lines:
+        _read(words)
+
+
+@pytest.mark.parametrize("page", WITH_RUNS, ids=name_of)
+def test_examples_do_what_their_page_says(page: Path, tmp_path: Path) -> None:
+    blocks = [block for block in blocks_of(page) if block.is_run or block.file]
+    shells = [shell for shell in ("bash", "zsh") if has(shell)]
+    with ThreadPoolExecutor() as threads:
+        lived = [threads.submit(_live_through, shell, blocks, tmp_path / shell) for shell in shells]
+        wrong = [complaint for one in lived for complaint in one.result()]
+    assert not wrong, "\n\n".join([*wrong, "what a page shows is written anew by: make docs"])
+    if len(shells) < 2:
+        pytest.skip(NO_ZSH)
+
+
+def _live_through(shell: str, blocks: list[Block], folder: Path) -> list[str]:
+    """Run a page's examples; give what went otherwise than the page says."""
+    folder.mkdir()
+    run = [block for block in blocks if block.is_run]
+    wrong = []
+    for block, steps in zip(run, live_through(shell, blocks, folder), strict=True):
+        if steps[-1].code != block.exit_code:
+            wrong.append(f"{shell}: {block.text}ended with {steps[-1].code}: {steps[-1].printed}")
+        elif block.language == "bash":
+            if steps[-1].failed != [block.exit_code] * bool(block.exit_code):
+                wrong.append(f"{shell}: something failed in\n{block.text}{steps[-1].printed}")
+            continue
+        for typed, ran in zip(block.typed(), steps, strict=True):
+            now = told(ran, folder)
+            if not agree(typed.printed, now):
+                wrong.append(f"{shell}: $ {typed.command}\n{settled(typed.printed)}\n--- now:\n{settled(now)}")
+    return wrong
+
+
+@cache
+def _documented_tabular_runs() -> list[str]:
     lines: dict[str, None] = {}
-    for page in PAGES:
-        for block in BLOCK.findall(page.read_text("utf-8")):
-            for line in block.splitlines():
-                text = line.split("#")[0].strip()
-                for part in re.split(r";|&&|\|", text):
-                    words = re.sub(r"^(\w+=\S+ )*", "", part.strip())
-                    if words.startswith("stoker ") and "…" not in words:
-                        lines[words] = None
-    return list(lines)
+    for page in WITH_EXAMPLES:
+        text = to_paste(page)
+        lines |= dict.fromkeys(re.findall(r"^stoker run tabular/\S+ [^|\n;']+$", text, re.MULTILINE))
+    return [line for line in lines if "data=mine" not in line and "--config" not in line]
 
 
-@pytest.mark.parametrize(
-    "line", [one for one in _commands() if one.startswith("stoker run tabular/") and "data=mine" not in one]
-)
-def test_a_documented_run_is_one_that_stoker_takes(line: str, shell: Shell) -> None:
-    words = shlex.split(line)[1:]
+@pytest.mark.parametrize("line", _documented_tabular_runs())
+def test_a_documented_run_of_a_recipe_could_start(line: str, shell: Shell) -> None:
+    words = line.split()[1:]
     (shell.folder / "wine.csv").write_text("a,cultivar\n1,x\n2,y\n")
     done = shell.stoker(*words, *([] if "--dry-run" in words else ["--dry-run"]))
     assert done.code == 0, done.err
 
 
-@pytest.mark.parametrize("line", _commands())
-def test_a_documented_command_exists(line: str, shell: Shell) -> None:
-    words = [word for word in shlex.split(line)[1:] if not word.startswith("-")]
-    done = shell.stoker("help", *words[:1])
-    assert done.code == 0, done.err
+def _plain_lines(text: str) -> list[str]:
+    """Give the lines in which a shell should find nothing to expand, join or redirect."""
+    return [line for line in text.splitlines() if line.startswith("stoker ") and not set(line) & set("$;|&<>")]
+
+
+def _stoker_lines(understood: Understood) -> list[list[str]]:
+    return [words[1:] for words in understood.commands if words[0] == "stoker"]
+
+
+def _read(words: list[str]) -> None:
+    """Read a command line as Stoker would; it complains if there is no such command, option or override."""
+    plain, _flags = take_flags(words)
+    if not plain or plain[0] == "help":
+        return
+    command, rest = find_command(expand(plain))
+    assert command is not None, f"there is no command: stoker {' '.join(words)}"
+    given = import_module(command.module).GRAMMAR.parse(rest)
+    values = given.get("values", [])
+    if given.get("program") is not None and given["target"]:
+        values = [given["target"], *values]
+    parse_overrides(values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,10 @@ class Call:
 
         return find_job(self.parts.settings.runs, name)
 
+    def sweeps_folder(self) -> str:
+        """Say where it is written down which trials of programs have finished."""
+        return os.path.join(self.parts.settings.state, "sweeps")
+
     def desk(self) -> Desk:
         """Give what takes orders."""
         from stoker.worker.ordering import Desk
@@ -64,4 +69,6 @@ class Call:
             folder=parts.settings.folder,
             version=parts.version,
             entropy=parts.entropy(),
+            environment=parts.settings.environment,
+            capacity=parts.capacity,
         )

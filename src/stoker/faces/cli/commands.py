@@ -27,6 +27,7 @@ GROUPS = ("work", "watch", "things")
 
 COMMANDS = (
     Command("run", "work", "run a recipe or a plan here, now", "run"),
+    Command("compare", "work", "trials beside each other, best first; or two jobs", "compare"),
     Command("get", "work", "copy a job's results into a folder", "get"),
     Command("status", "watch", "what runs, what ran last, how full the store is", "status"),
     Command("jobs", "watch", "list jobs, the newest first", "jobs"),
@@ -38,6 +39,8 @@ COMMANDS = (
     Command("recipes", "things", "list what can be run", "recipes"),
     Command("recipes show", "things", "a recipe's arguments, and a line to start from", "recipes_show"),
     Command("recipes swaps", "things", "recipes that could stand in for one", "recipes_swaps"),
+    Command("config", "things", "a configuration, and where each of its values came from", "config_show"),
+    Command("config show", "things", "a configuration, and where each of its values came from", "config_show"),
     Command("store", "things", "how much is kept, by stage", "store.du"),
     Command("store du", "things", "how much is kept, by stage", "store.du"),
     Command("store verify", "things", "check what is kept against its digests", "store.verify"),
@@ -75,7 +78,7 @@ def top_help() -> str:
     lines = [
         "Stoker keeps every machine you own busy training.",
         "",
-        "usage: stoker COMMAND [TARGET] [key=value …] [options]",
+        "usage: stoker COMMAND [TARGET] [key=value …] [options] [-- PROGRAM …]",
     ]
     for group in GROUPS:
         lines += ["", group]
@@ -91,8 +94,9 @@ def top_help() -> str:
         "  stoker recipes",
         "  stoker run tabular/gbt data=iris lr=0.05 --dry-run",
         "  stoker run tabular/compare",
+        "  stoker run lr=1e-2,1e-3 -- python train.py --lr {lr}",
         "  stoker explain last",
         "",
-        "`stoker help COMMAND` says more. NAME is a job's name, `last`, or the beginning of an id.",
+        "`stoker help COMMAND` says more. NAME is a job's name, `name/3`, `last`, or the beginning of an id.",
     ]
     return "\n".join(lines) + "\n"

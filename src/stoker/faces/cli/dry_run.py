@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from stoker.faces.cli.call import Call
 from stoker.faces.view.tables import table
 from stoker.faces.view.times import span
+from stoker.model.digests import Digest
 from stoker.plan.preview import Forecast, Preview, Verdict, preview
 from stoker.plan.resolve import changes_as_json
 from stoker.worker.ordering import Order
+from stoker.worker.trials import is_sweep
 
 
-def show_forecast(call: Call, order: Order, rerun: frozenset[str]) -> int:
+def show_forecast(call: Call, order: Order, kept: Mapping[str, Digest], rerun: frozenset[str]) -> int:
     """Write what a run would do."""
     parts, out = call.parts, call.out
-    seen = preview(order.plan, cache=parts.cache, history=parts.history, rerun=rerun)
+    seen = preview(order.plan, cache=parts.cache, history=parts.history, rerun=rerun, kept=kept)
+    if is_sweep(order.trials):
+        return _show_trials(call, order, seen, kept)
     rows = []
     for forecast in seen.forecasts:
         out.object(forecast_as_json(forecast))
@@ -24,6 +29,46 @@ def show_forecast(call: Call, order: Order, rerun: frozenset[str]) -> int:
         out.line(line)
     out.line(f"\n{_headline(seen)}; nothing was run")
     return 0
+
+
+def _show_trials(call: Call, order: Order, seen: Preview, kept: Mapping[str, Digest]) -> int:
+    """List every trial with what of it is known and what would run."""
+    by_node = {forecast.node: forecast for forecast in seen.forecasts}
+    rows = []
+    for trial in order.trials:
+        forecasts = [by_node[node] for node in trial.nodes.nodes]
+        known = sum(forecast.verdict is Verdict.HIT for forecast in forecasts)
+        costs = [forecast.estimate_s for forecast in forecasts if forecast.estimate_s is not None]
+        verdict = _verdict(forecasts, is_kept=trial.nodes.final in kept)
+        call.out.object(
+            {
+                "trial": trial.number,
+                "label": trial.label,
+                "point": dict(trial.point),
+                "verdict": verdict,
+                "stages": len(forecasts),
+                "known": known,
+                "estimate_s": sum(costs) if costs else None,
+            }
+        )
+        if len(forecasts) > 1 and known < len(forecasts):
+            verdict = f"{verdict}: {len(forecasts) - known} of {len(forecasts)} stages"
+        rows.append([str(trial.number), trial.label, verdict, f"~{span(sum(costs))}" if costs else ""])
+    for line in table(rows, header=("", "trial", "", "cost"), columns=call.out.columns):
+        call.out.line(line)
+    count = len(order.trials)
+    shared = "" if len(by_node) == sum(len(trial.nodes.nodes) for trial in order.trials) else ", what they share once"
+    trials = "1 trial" if count == 1 else f"{count:,} trials"
+    call.out.line(f"\n{trials}{shared}; {_headline(seen)}; nothing was run")
+    return 0
+
+
+def _verdict(forecasts: list[Forecast], *, is_kept: bool) -> str:
+    """Say in a word what would become of a trial."""
+    verdicts = {forecast.verdict for forecast in forecasts}
+    if verdicts == {Verdict.HIT}:
+        return "kept" if is_kept else "known"
+    return "would run" if Verdict.MISS in verdicts else "may run"
 
 
 def forecast_as_json(forecast: Forecast) -> dict[str, Any]:

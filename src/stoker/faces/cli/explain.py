@@ -6,8 +6,10 @@ asks, about the same order with today's code and files.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
+from stoker.config.trees import refers
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.dry_run import forecast_as_json
 from stoker.faces.cli.grammar import Grammar, Positional
@@ -15,11 +17,15 @@ from stoker.faces.cli.job_facts import job_facts, job_story, nodes_named, split_
 from stoker.faces.view.tables import table
 from stoker.faces.view.times import ago, span
 from stoker.model.errors import StokerError
+from stoker.model.json_text import dumps
 from stoker.plan.action import Difference
 from stoker.plan.preview import Forecast, preview
+from stoker.worker.continuing import go_on
 from stoker.worker.job_folder import JobFolder
-from stoker.worker.ordering import reorder
+from stoker.worker.reordering import read_config, reorder, trials_of_job
+from stoker.worker.settings import Setting, settings_of
 from stoker.worker.story import NodeStory
+from stoker.worker.trials import Trial, is_sweep, shared_nodes, trial_numbered
 
 GRAMMAR = Grammar(
     "explain",
@@ -27,8 +33,17 @@ GRAMMAR = Grammar(
         "Say why each stage of a job ran or did not: the difference between what was wanted and what was known, field "
         "by field. And say what would happen if the same job were run now, with today's code and files."
     ),
-    positionals=(Positional("NAME[/STAGE]", key="target", help="a job (a name, `last`, an id) or one stage of it"),),
-    examples=("stoker explain last", "stoker explain gbt/train_gbt", "stoker explain last --json"),
+    positionals=(
+        Positional("NAME[/STAGE]", key="target", help="a job (a name, `last`, an id), or one stage or trial of it"),
+        Positional("KEY", help="a setting of the job: the layers behind its value", is_required=False),
+    ),
+    examples=(
+        "stoker explain last",
+        "stoker explain gbt/train_gbt",
+        "stoker explain last/3",
+        "stoker explain last lr",
+        "stoker explain last --json",
+    ),
 )
 
 
@@ -36,9 +51,11 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     """Explain a job or one of its stages."""
     name, stage = split_target(given["target"])
     folder = call.find_job(name)
-    facts, story = job_facts(folder), job_story(folder)
+    if given["key"]:
+        return _explain_setting(call, folder, stage, given["key"])
+    facts, story, trials = job_facts(folder), job_story(folder), trials_of_job(folder)
     forecasts, trouble = _now(call, folder)
-    nodes = nodes_named(story, stage, facts["name"]) if stage else list(story.nodes.values())
+    nodes = nodes_named(story, stage, facts["name"], trials) if stage else list(story.nodes.values())
     for node in nodes:
         now = _of(forecasts, node)
         call.out.object({"job": facts["name"], **node.to_json(), "now": forecast_as_json(now) if now else None})
@@ -50,11 +67,16 @@ def perform(call: Call, given: dict[str, Any]) -> int:
         return 0
     when = ago(facts["started_s"], call.parts.clock.wall_s())
     call.out.line(f"{call.out.paint(facts['name'], 'bold')} ({facts['attempt']}, {when}, {facts['state']})\n")
+    labels = {node: one.label for one in trials for node in one.nodes.nodes} if is_sweep(trials) else {}
+    shared = shared_nodes(trials)
     rows = []
     for node in nodes:
         then = f"{node.ending} {span(node.seconds)}".strip()
-        rows.append([node.node, then, _now_word(_of(forecasts, node)), _reason(node)])
-    for line in table(rows, header=("stage", "then", "now", "why"), columns=call.out.columns):
+        base = node.node.partition("[")[0]
+        label = [labels.get(base, "") if base not in shared else ""] if labels else []
+        rows.append([node.node, *label, then, _now_word(_of(forecasts, node)), _reason(node)])
+    header = ("stage", *(["trial"] if labels else []), "then", "now", "why")
+    for line in table(rows, header=header, columns=call.out.columns):
         call.out.line(line)
     if nodes:
         call.out.line(f"\nfield by field:  stoker explain {facts['name']}/{_telling(nodes)}")
@@ -63,10 +85,69 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     return 0
 
 
+def _explain_setting(call: Call, folder: JobFolder, trial: str, key: str) -> int:
+    """Show the layers behind a value of a job, and what its trials made of it."""
+    from stoker.faces.cli.config_show import show_stacks
+
+    config, spec = read_config(folder), folder.spec()
+    origins, swept_by = (one if isinstance(one := config.get(name), dict) else {} for name in ("origins", "sweep"))
+    trials = trials_of_job(folder)
+    if trial:
+        trials = [trial_numbered(trials, trial.partition("/")[0], spec.name)]
+    swept = {path for one in trials for path in one.point}
+    told = [(one, settings_of(spec, config, one)) for one in trials]
+    base = settings_of(spec, config)
+    varying = set(swept) if len(trials) > 1 else set()
+    stacks: list[tuple[str, list[tuple[str, Any]]]] = []
+    added = (path for _, settings in told for path in settings if path != "program" and not _is_in_one(path, origins))
+    known = dict.fromkeys([*origins, *added])
+    for path in (one for one in known if _is_below(one, key)):
+        stack = [(str(one.get("from")), one.get("value")) for one in origins.get(path, ())]
+        here = [(one, settings[path]) for one, settings in told if path in settings]
+        if path in swept:
+            stack += [(_said_by(one, swept_by.get(path, "")), one.point[path]) for one, _ in here if path in one.point]
+        elif here and (len(here) < len(told) or len({dumps(setting.value) for _, setting in here}) > 1):
+            varying.add(path)
+            stack += [(_said_by(one, setting.origin), setting.value) for one, setting in here]
+        elif here:
+            stack = _with_own(stack, here[0][1])
+        elif path in base:
+            # Another trial has it, from the option of a group that this one does not choose.
+            continue
+        stacks.append((path, stack))
+    return show_stacks(call, stacks, key, [one for one in known if one != key], recipe=spec.recipe, varying=varying)
+
+
+def _with_own(stack: list[tuple[str, Any]], own: Setting) -> list[tuple[str, Any]]:
+    """End a stack with the value that was used: what references led to, or what the trial chose instead."""
+    if not stack:
+        return [(own.origin, own.value)]
+    where, said = stack[-1]
+    if own.origin != where:
+        return [*stack[:-1], (own.origin, own.value)]
+    return [*stack, (f"{where}, resolved", own.value)] if refers(said) else stack
+
+
+def _is_in_one(path: str, origins: Container[str]) -> bool:
+    """Say whether a path is one of these, or lies in one that is a map."""
+    steps = path.split(".")
+    return any(".".join(steps[:count]) in origins for count in range(1, len(steps) + 1))
+
+
+def _said_by(trial: Trial, origin: str) -> str:
+    what = f"trial {trial.number} ({trial.label})"
+    return f"{origin}, {what}" if origin else what
+
+
+def _is_below(path: str, key: str) -> bool:
+    return path == key or path.startswith(f"{key}.")
+
+
 def _now(call: Call, folder: JobFolder) -> tuple[dict[str, Forecast], str]:
     try:
-        plan = reorder(call.desk(), folder.spec()).plan
-        seen = preview(plan, cache=call.parts.cache, history=call.parts.history)
+        order, cache = reorder(call.desk(), folder), call.parts.cache
+        kept = go_on(order, cache, call.sweeps_folder()).kept
+        seen = preview(order.plan, cache=cache, history=call.parts.history, kept=kept)
     except StokerError as error:
         return {}, str(error)
     return {forecast.node: forecast for forecast in seen.forecasts}, ""

@@ -49,8 +49,11 @@ def report(
 def error_lines(error: StokerError) -> list[str]:
     """Give an error as the lines that a person reads."""
     lines = [f"stoker: {error}"]
-    if isinstance(error, Faults) and len(error.faults) > 1:
-        lines += [f"  {fault}" for fault in error.faults]
+    if isinstance(error, Faults):
+        for fault in error.faults:
+            if len(error.faults) > 1:
+                lines.append(f"  {fault}")
+            lines += [f"      {line}" for line in fault.shown.splitlines()]
     if error.hint:
         lines.append(f"hint: {error.hint}")
     return lines

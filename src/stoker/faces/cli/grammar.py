@@ -69,8 +69,10 @@ class Grammar:
         positionals: tuple[Positional, ...] = (),
         options: tuple[Option, ...] = (),
         examples: tuple[str, ...],
+        takes_program: bool = False,
     ) -> None:
         self.words = words
+        self.takes_program = takes_program
         self.about = about
         self.positionals = positionals
         self.options = options
@@ -87,6 +89,8 @@ class Grammar:
             parts.append(label if positional.is_required and not positional.is_many else f"[{label}]")
         if self.options:
             parts.append("[options]")
+        if self.takes_program:
+            parts.append("[-- PROGRAM …]")
         return " ".join(parts)
 
     def help(self) -> str:
@@ -147,12 +151,17 @@ class _Reading:
         self._given: dict[str, Any] = {
             option.key: [] if option.is_many else None if option.value else False for option in grammar.options
         }
+        if grammar.takes_program:
+            self._given["program"] = None
 
     def given(self) -> dict[str, Any]:
         while self._words:
             word = self._words.pop(0)
             if word == "--":
-                self._plain += self._words
+                if self._grammar.takes_program:
+                    self._given["program"] = self._words
+                else:
+                    self._plain += self._words
                 break
             if len(word) > 1 and word[0] == "-":
                 self._option(word)

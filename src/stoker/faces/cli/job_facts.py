@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from stoker.faces.view.tables import table
 from stoker.faces.view.times import ago, span
 from stoker.model.errors import NotFound
+from stoker.model.frozen import changed
 from stoker.plan.status import read_status
 from stoker.worker.job_folder import JobFolder, job_folders
 from stoker.worker.story import NodeStory, Story, tell
+from stoker.worker.trials import Trial, TrialEnd, end_of, is_sweep, shared_nodes
 
 
 def job_facts(folder: JobFolder) -> dict[str, Any]:
@@ -59,8 +62,12 @@ def job_table(jobs: list[dict[str, Any]], *, now_s: float, columns: int) -> list
 
 
 def job_story(folder: JobFolder) -> Story:
-    """Read what the journal says of a job."""
-    return tell(read_status(folder.status_path))
+    """Read what the journal says of a job; where its beginning is lost, the end still knows what has a result."""
+    story, end = tell(read_status(folder.status_path)), folder.ended()
+    for name, key in end.keys.items() if end is not None else ():
+        node = story.nodes.setdefault(name, NodeStory(node=name, ending="ran"))
+        node.key = node.key or key
+    return story
 
 
 def split_target(target: str) -> tuple[str, str]:
@@ -69,21 +76,40 @@ def split_target(target: str) -> tuple[str, str]:
     return name, stage
 
 
-def nodes_named(story: Story, stage: str, job: str) -> list[NodeStory]:
-    """Give the nodes that a stage's name means: the node itself, a fan-out's instances, or all nodes of a stage."""
-    found = [
-        node
-        for node in story.nodes.values()
-        if node.node == stage or node.node.startswith(f"{stage}[") or node.stage == stage
-    ]
+def nodes_named(story: Story, target: str, job: str, trials: Sequence[Trial] = ()) -> list[NodeStory]:
+    """Give the nodes that a name means: a node, a fan-out's instances, all of a stage, or those of one trial.
+
+    `sweep/3` and `sweep/lr=0.1` are a trial, `sweep/3/train` one of its stages.
+    """
+    whose, _, inner = target.partition("/")
+    chosen = next((one for one in trials if is_sweep(trials) and whose in (str(one.number), one.label)), None)
+    if chosen is None:
+        found = [node for node in story.nodes.values() if _is_meant(node, (target,))]
+    else:
+        own = [node for node in story.nodes.values() if node.node.partition("[")[0] in chosen.nodes.nodes]
+        found = [node for node in own if not inner or _is_meant(node, (inner, f"{chosen.number}.{inner}"))]
+        if not own:
+            raise NotFound(f"trial {chosen.number} of {job} ({chosen.label}) has not run", hint=f"stoker explain {job}")
     if not found:
         from stoker.model.suggest import did_you_mean
 
         known = ", ".join(list(story.nodes)[:12]) or "none yet"
         raise NotFound(
-            f"job {job} has no stage {stage!r}", hint=did_you_mean(stage, story.nodes) or f"its stages: {known}"
+            f"job {job} has no stage {target!r}", hint=did_you_mean(target, story.nodes) or f"its stages: {known}"
         )
     return found
+
+
+def trial_ends(trials: Sequence[Trial], story: Story, *, is_running: bool) -> list[TrialEnd]:
+    """Say how the trials of a job stand; of a job that is over, what did not begin will not."""
+    shared = shared_nodes(trials)
+    ends = [end_of(trial, story, shared) for trial in trials]
+    left = {} if is_running else {"pending": "not run", "running": "stopped"}
+    return [changed(end, state=left.get(end.state, end.state)) for end in ends]
+
+
+def _is_meant(node: NodeStory, names: tuple[str, ...]) -> bool:
+    return any(name in (node.node, node.stage) or node.node.startswith(f"{name}[") for name in names)
 
 
 def _facts_or_why_not(folder: JobFolder) -> dict[str, Any]:

@@ -6,13 +6,19 @@ from typing import Any
 
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.grammar import Grammar, Positional
-from stoker.faces.cli.job_facts import job_facts, job_story
-from stoker.faces.view.arguments import value_text
-from stoker.faces.view.stages import metrics_text, step_text
+from stoker.faces.cli.job_facts import job_facts, job_story, trial_ends
+from stoker.faces.view.arguments import flat, value_text
+from stoker.faces.view.stages import metrics_text, number, step_text
 from stoker.faces.view.tables import table
 from stoker.faces.view.times import ago, span
 from stoker.model.units import format_size
+from stoker.worker.masking import masked_args
+from stoker.worker.program_order import is_found
+from stoker.worker.reordering import trials_of_job
 from stoker.worker.story import NodeStory
+from stoker.worker.trials import KnownMetrics, TrialEnd, is_sweep, shared_nodes
+
+_METRICS_SHOWN = 3
 
 GRAMMAR = Grammar(
     "jobs show",
@@ -27,24 +33,60 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     out, parts = call.out, call.parts
     folder = call.find_job(given["name"])
     facts, spec, end, story = job_facts(folder), folder.spec(), folder.ended(), job_story(folder)
+    trials = trials_of_job(folder)
+    ends = trial_ends(trials, story, is_running=facts["state"] == "running") if is_sweep(trials) else []
+    metrics = KnownMetrics(parts.store)
+    ends = [metrics.added_to(one) for one in ends]
     stages = [node.to_json() for node in story.nodes.values()]
     error = end.error if end else None
-    more = {"args": spec.args, "options": spec.options, "folder": spec.folder, "stoker": spec.stoker, "error": error}
-    out.object({**facts, **more, "journal": folder.status_path, "stages": stages})
+    args = masked_args(spec.recipe, spec.args)
+    more = {"args": args, "options": spec.options, "folder": spec.folder, "stoker": spec.stoker, "error": error}
+    told = [_trial_as_json(one) for one in ends]
+    out.object({**facts, **more, "journal": folder.status_path, "stages": stages, "trials": told})
     took = f", took {span(facts['elapsed_s'])}" if facts["elapsed_s"] is not None else ""
     why = f" ({facts['why']})" if facts["why"] else ""
     out.line(f"{out.paint(spec.name, 'bold')}: {facts['state']}{why}")
     out.line(f"started {ago(spec.started_s, parts.clock.wall_s())}{took} · id {spec.attempt} · Stoker {spec.stoker}")
     out.line(f"recipe  {spec.recipe}")
-    for name, value in spec.args.items():
-        out.line(f"  {name}={value_text(value)}")
+    for name, value in flat(args).items():
+        if not is_found(spec.recipe, name):
+            out.line(f"  {name}={value_text(value)}")
     if facts["out"]:
         out.line(f"results {facts['out']}")
     out.line(f"journal {folder.status_path}\n")
+    nodes = list(story.nodes.values())
+    if ends:
+        shared = shared_nodes(trials)
+        nodes = [node for node in nodes if node.node.partition("[")[0] in shared]
     header = ("stage", "", "took", "memory", "")
-    for line in table([_row(node) for node in story.nodes.values()], header=header, columns=out.columns):
+    for line in table([_row(node) for node in nodes], header=header, columns=out.columns) if nodes else ():
         out.line(line)
+    if ends:
+        for line in table([_trial_row(one) for one in ends], header=("", "trial", *header[1:]), columns=out.columns):
+            out.line(line)
     return 0
+
+
+def _trial_row(end: TrialEnd) -> list[str]:
+    memory = format_size(end.peak_bytes) if end.peak_bytes else ""
+    state = "kept" if end.is_kept else end.state
+    told = [end.message, *(f"{name} {number(value)}" for name, value in list(end.metrics.items())[:_METRICS_SHOWN])]
+    return [str(end.trial.number), end.trial.label, state, span(end.seconds), memory, "  ".join(filter(None, told))]
+
+
+def _trial_as_json(end: TrialEnd) -> dict[str, Any]:
+    return {
+        "trial": end.trial.number,
+        "label": end.trial.label,
+        "point": dict(end.trial.point),
+        "state": end.state,
+        "is_kept": end.is_kept,
+        "seconds": end.seconds,
+        "metrics": dict(end.metrics),
+        "peak_bytes": end.peak_bytes,
+        "cause": end.cause,
+        "message": end.message,
+    }
 
 
 def _row(node: NodeStory) -> list[str]:

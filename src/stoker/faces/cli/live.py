@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from stoker.faces.cli.output import Output
 from stoker.faces.cli.progress import Running
 from stoker.model.clock import Clock
+from stoker.model.printable import printable
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -69,7 +70,7 @@ class LiveScreen:
             while not is_over:
                 is_over = self._is_over.wait(_FRAME_S)
                 while self._waiting:
-                    live.console.print(Text.from_ansi(self._waiting.popleft()), soft_wrap=True)
+                    live.console.print(Text.from_ansi(printable(self._waiting.popleft())), soft_wrap=True)
                 live.update(self._picture(running(self._clock.wall_s(), 0.0)), refresh=True)
 
     def _picture(self, lines: list[str]) -> Text:
@@ -77,4 +78,4 @@ class LiveScreen:
 
         self._frame += 1
         sign = self._spinner[self._frame % len(self._spinner)]
-        return Text("\n".join(f"{sign} {line}" for line in lines), no_wrap=True, overflow="ellipsis")
+        return Text("\n".join(f"{sign} {printable(line)}" for line in lines), no_wrap=True, overflow="ellipsis")

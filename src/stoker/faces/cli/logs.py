@@ -9,12 +9,15 @@ from typing import Any
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.grammar import Grammar, Option, Positional
 from stoker.faces.cli.job_facts import nodes_named, split_target
+from stoker.host.durable import open_regular, translate
+from stoker.host.log_file import older_log
 from stoker.model.events import Kinds
 from stoker.model.json_text import loads
 from stoker.model.lifecycle import JobState
-from stoker.plan.attempting import safe_name
+from stoker.plan.run_folders import safe_name
 from stoker.plan.status import older_generation
 from stoker.worker.job_folder import JobFolder
+from stoker.worker.reordering import trials_of_job
 from stoker.worker.story import NodeStory, Story
 
 _LOOK_AGAIN_S = 0.2
@@ -22,7 +25,11 @@ _LOOK_AGAIN_S = 0.2
 GRAMMAR = Grammar(
     "logs",
     about="Show what a job's stages printed. A stage whose result was known printed nothing in this job.",
-    positionals=(Positional("NAME[/STAGE]", key="target", help="a job (a name, `last`, an id) or one stage of it"),),
+    positionals=(
+        Positional(
+            "NAME[/STAGE]", key="target", help="a job (a name, `last`, an id), one stage of it, or a trial (`last/3`)"
+        ),
+    ),
     options=(Option("-f", "--follow", help="go on until the job ends"),),
     examples=("stoker logs last", "stoker logs gbt/train_gbt", "stoker logs last -f"),
 )
@@ -50,6 +57,8 @@ class _Reading:
         self._call = call
         self._folder = folder
         self._stage = stage
+        self._trials = trials_of_job(folder)
+        self._titles = {node: one.label for one in self._trials for node in one.nodes.nodes if one.label}
         self._story = Story()
         self._journal = _Lines(older_generation(folder.status_path), folder.status_path)
         self._logs: dict[str, _Lines] = {}
@@ -87,18 +96,20 @@ class _Reading:
     def _nodes(self) -> list[NodeStory]:
         if not self._stage:
             return list(self._story.nodes.values())
-        return nodes_named(self._story, self._stage, self._folder.spec().name)
+        return nodes_named(self._story, self._stage, self._folder.spec().name, self._trials)
 
     def _log(self, name: str) -> _Lines:
         if name not in self._logs:
-            self._logs[name] = _Lines(os.path.join(self._folder.log_folder, f"{safe_name(name)}.log"))
+            path = os.path.join(self._folder.log_folder, f"{safe_name(name)}.log")
+            self._logs[name] = _Lines(older_log(path), path)
         return self._logs[name]
 
     def _show(self, name: str, text: str) -> None:
         out = self._call.out
         self._has_spoken.add(name)
         if not self._stage and self._shown != name:
-            out.line(f"{'' if not self._shown else chr(10)}==> {name} <==")
+            title = f" ({self._titles[name]})" if name[:1].isdigit() and name in self._titles else ""
+            out.line(f"{'' if not self._shown else chr(10)}==> {name}{title} <==")
             self._shown = name
         out.object({"node": name, "line": text})
         out.line(text)
@@ -133,18 +144,21 @@ class _Lines:
 
     def _from(self, path: str, start: int) -> Iterator[bytes]:
         try:
-            with open(path, "rb") as file:
-                file.seek(start)
-                self._read_bytes = start
-                # Line by line: a log may be larger than the memory.
-                for line in file:
-                    self._read_bytes += len(line)
-                    self._rest += line
-                    if line.endswith(b"\n"):
-                        whole, self._rest = self._rest[:-1], b""
-                        yield whole
+            file = open_regular(path)
         except FileNotFoundError:
             return
+        except OSError as error:
+            raise translate(error, path) from error
+        with file:
+            file.seek(start)
+            self._read_bytes = start
+            # Line by line: a log may be larger than the memory.
+            for line in file:
+                self._read_bytes += len(line)
+                self._rest += line
+                if line.endswith(b"\n"):
+                    whole, self._rest = self._rest[:-1], b""
+                    yield whole
 
 
 def _event(line: bytes) -> dict[str, Any]:

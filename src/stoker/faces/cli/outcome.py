@@ -13,6 +13,7 @@ from stoker.model.json_text import loads
 from stoker.plan.graph import Plan
 from stoker.plan.outcome import Ending, RunResult
 from stoker.worker.execution import JobResult
+from stoker.worker.program_order import RECIPE
 
 SUMMARY = "summary.json"
 _FILES_NAMED = 5
@@ -28,7 +29,8 @@ def show_outcome(call: Call, plan: Plan, job: JobResult, name: str) -> None:
     if job.laid_out is not None:
         tops = list(dict.fromkeys(f"{path.partition('/')[0]}{'/' * ('/' in path)}" for path in job.laid_out.files))
         named = ", ".join(tops[:_FILES_NAMED]) + (", …" if len(tops) > _FILES_NAMED else "")
-        out.line(f"results: {_near(job.laid_out.folder, call.parts.settings.folder)}  ({named})")
+        what = named or ("no files were written to $STOKER_OUT" if _is_program(plan) else "no files")
+        out.line(f"results: {_near(job.laid_out.folder, call.parts.settings.folder)}  ({what})")
         for kept in job.laid_out.kept_edits:
             out.note(f"note: you had edited it, so it was kept: {kept}")
     if job.result is not None and job.error is None:
@@ -94,6 +96,10 @@ def _summary(call: Call, plan: Plan, result: RunResult) -> dict[str, Any]:
     except (StokerError, OSError, ValueError):
         return {}
     return summary if isinstance(summary, dict) else {}
+
+
+def _is_program(plan: Plan) -> bool:
+    return plan.node(plan.final).stage.name.startswith(f"{RECIPE}/")
 
 
 def _near(path: str, folder: str) -> str:

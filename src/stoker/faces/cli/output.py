@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 from stoker.host.durable import translate
+from stoker.model.printable import printable
 
 _COLOURS = {"green": "32", "red": "31", "yellow": "33", "dim": "2", "bold": "1"}
 
@@ -81,7 +82,7 @@ class Output:
     def line(self, text: str = "") -> None:
         """Write a line for people; nothing in JSON mode."""
         if not self.is_json and sys.stdout is not None:
-            self._write(lambda: self._print(text))
+            self._write(lambda: self._print(printable(text)))
 
     def object(self, value: dict[str, Any]) -> None:
         """Write an object as a line of JSON; nothing in any other mode."""
@@ -103,11 +104,19 @@ class Output:
         """Say what went wrong, on standard error."""
         if sys.stderr is not None:
             try:
-                sys.stderr.write(f"{text}\n")
+                sys.stderr.write(f"{printable(text)}\n")
                 sys.stderr.flush()
             except OSError:
                 # Nobody can be told; the exit code still says it.
                 return
+
+    def asks(self, question: str) -> bool:
+        """Ask a yes-or-no question where somebody can answer; nobody there means no."""
+        if not self.is_terminal or sys.stdin is None or not sys.stdin.isatty():
+            return False
+        sys.stderr.write(f"{question} [y/N] ")
+        sys.stderr.flush()
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     def paint(self, text: str, colour: str) -> str:
         """Give the text in a colour, where there are colours."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
+from stoker.host.containment.box import Containment
 from stoker.model.clock import Clock
+from stoker.model.resources import Capacity
 from stoker.plan.cache import Cache
 from stoker.plan.catalogue import Catalogue
 from stoker.plan.history import History
@@ -35,6 +38,10 @@ class Settings(Protocol):
     def out(self) -> str:
         """Where results are laid out as plain files."""
 
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The variables that were set."""
+
 
 class Parts(Protocol):
     """Parts of one process, each made when it is first asked for."""
@@ -55,6 +62,13 @@ class Parts(Protocol):
     def history(self) -> History: ...
     @property
     def tools(self) -> Tools: ...
+    @property
+    def capacity(self) -> Capacity: ...
+    @property
+    def containment(self) -> Containment: ...
+
+    def contain_by(self, mechanism: str) -> None:
+        """Keep programs' memory within bounds by exactly this mechanism."""
 
     def entropy(self) -> int:
         """Give fresh random bits, for ids."""

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from stoker.faces.cli.output import Output
-from stoker.faces.view.stages import ASCII, UNICODE, finished_text, running_text, sign_of
+from stoker.faces.view.stages import ASCII, UNICODE, Pace, finished_text, running_text, sign_of
 from stoker.faces.view.times import span
+from stoker.faces.view.trials import Titles, trial_text
 from stoker.model.clock import Clock
 from stoker.model.events import Event, Kinds
 from stoker.worker.story import NodeStory, Story
 
 HEARTBEAT_S = 10.0
 _HITS_LISTED = 8
-_WIDEST_NAME = 40
 
 
 Running = Callable[[float, float], list[str]]
@@ -43,24 +43,37 @@ class Screen(Protocol):
 class Progress:
     """Turns events into lines."""
 
-    def __init__(self, screen: Screen, out: Output, names: Iterable[str]) -> None:
+    def __init__(self, screen: Screen, out: Output, titles: Titles, *, near: str) -> None:
         self._screen = screen
         self._out = out
         self._signs = UNICODE if out.is_unicode else ASCII
         self._story = Story()
         self._lock = threading.Lock()
         self._known: list[NodeStory] = []
+        self._kept: list[dict[str, Any]] = []
+        self._paces: dict[str, Pace] = {}
         self._has_begun = False
-        self._width = min(_WIDEST_NAME, max(map(len, names), default=0))
+        self._titles = titles
+        self._width = titles.width
+        self._near = near
 
     def take(self, event: Event, at_s: float, _seq: int) -> None:
         """Take in one event of the journal."""
         with self._lock:
             node = self._story.take({"kind": event.kind, "ts": at_s, **event.fields})
-            if event.kind == Kinds.STAGE_SKIPPED and node is not None and not self._has_begun:
+            if node is not None:
+                node.title = self._titles.names.get(node.node, "")
+                self._keep_pace(event.kind, node, at_s)
+            is_hit = event.kind == Kinds.STAGE_SKIPPED and node is not None
+            if is_hit and node is not None and not self._has_begun and node.node not in self._titles.of_trials:
                 self._known.append(node)
                 return
+            if event.kind == Kinds.TRIAL_END and event.fields.get("is_kept"):
+                self._kept.append(event.fields)
+                return
             lines = list(self._lines(event.kind, event.fields, node))
+            if self._kept and (lines or event.kind == Kinds.RUN_END):
+                lines = [*self._told_of_kept(), *lines]
             if event.kind == Kinds.STAGE_BEGIN or lines:
                 self._begin()
         for line in lines:
@@ -70,10 +83,16 @@ class Progress:
         """Give a line for each stage that has been running for a while."""
         with self._lock:
             return [
-                running_text(node, self._width, now_s)
+                running_text(node, self._width, now_s, self._paces.get(node.node))
                 for node in self._story.nodes.values()
                 if node.ending == "running" and node.instances is None and now_s - (node.began_s or now_s) >= at_least_s
             ]
+
+    def _keep_pace(self, kind: str, node: NodeStory, at_s: float) -> None:
+        if kind == Kinds.STAGE_STEP and isinstance(node.step, int):
+            self._paces.setdefault(node.node, Pace(node.step, at_s)).hear(node.step, at_s)
+        elif kind == Kinds.STAGE_BEGIN or kind in _ENDS:
+            self._paces.pop(node.node, None)
 
     def _begin(self) -> None:
         if self._has_begun:
@@ -86,13 +105,26 @@ class Progress:
                 self._screen.lasting(self._finished(node))
         self._screen.begin(self.running)
 
+    def _told_of_kept(self) -> list[str]:
+        """Tell of trials whose results were there already: of a few each, of many how many."""
+        kept, self._kept = self._kept, []
+        if len(kept) > _HITS_LISTED:
+            return [f"{self._signs.hit} {len(kept):,} trials were known"]
+        return [self._trial(fields) for fields in kept]
+
     def _lines(self, kind: str, fields: dict[str, Any], node: NodeStory | None) -> Iterable[str]:
-        if node is None:
-            if kind == Kinds.WARNING:
-                yield self._warning("", str(fields.get("message", "")))
-            return
+        if node is not None:
+            yield from self._lines_about(node, kind, fields)
+        elif kind == Kinds.TRIAL_END:
+            yield self._trial(fields)
+        elif kind == Kinds.WARNING:
+            yield self._warning("", str(fields.get("message", "")))
+
+    def _lines_about(self, node: NodeStory, kind: str, fields: dict[str, Any]) -> Iterable[str]:
         if kind in _ENDS:
-            yield self._finished(node)
+            # A trial tells of its own end, with its label and where its result lies.
+            if node.node not in self._titles.of_trials:
+                yield self._finished(node)
         elif kind == Kinds.STAGE_RETRYING:
             pause = span(float(fields.get("delay_s", 0.0)))
             yield f"{self._signs.again} {node.node:<{self._width}}  {node.message}; again in {pause}"
@@ -111,6 +143,15 @@ class Progress:
         sign = sign_of(node, self._signs)
         colour = {self._signs.ran: "green", self._signs.failed: "red"}.get(sign, "dim")
         return f"{self._out.paint(sign, colour)} {finished_text(node, self._width)}"
+
+    def _trial(self, fields: dict[str, Any]) -> str:
+        state = fields.get("state")
+        signs = self._signs
+        sign = {"completed": signs.hit if fields.get("is_kept") else signs.ran, "failed": signs.failed}.get(
+            str(state), signs.left
+        )
+        colour = {"completed": "green", "failed": "red"}.get(str(state), "dim")
+        return f"{self._out.paint(sign, colour)} {trial_text(fields, self._titles, self._near)}"
 
     def _warning(self, name: str, text: str) -> str:
         sign = self._out.paint(self._signs.warned, "yellow")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 _WORDS = {"boolean": "bool", "integer": "int", "number": "float", "string": "text", "null": "null"}
@@ -12,16 +12,15 @@ _LIMITS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("
 
 
 def argument_rows(schema: Mapping[str, Any]) -> list[list[str]]:
-    """Give name, type, default, limits and help of each argument."""
-    required = set(schema.get("required", ()))
+    """Give name, type, default, limits and help of each argument; those in a record by their dotted names."""
     rows = []
-    for name, body in schema.get("properties", {}).items():
+    for name, body, is_required in _leaves(schema):
         kind, told = type_text(body), [body.get("description", "")]
         if len(kind) > _LONGEST_TYPE:
             kind, told = "choice", [*told, f"({kind.replace('|', ', ')})"]
         if body.get("x-runtime"):
             told.append("(does not change the result)")
-        default = "required" if name in required else value_text(body.get("default"))
+        default = "required" if is_required else value_text(body.get("default"))
         rows.append([name, kind, default, limits_text(body), " ".join(text for text in told if text)])
     return rows
 
@@ -62,12 +61,12 @@ def value_text(value: Any) -> str:
 def example_line(name: str, schema: Mapping[str, Any], prefill: Mapping[str, Any]) -> str:
     """Give a line that pastes into a shell: what is required, and what the cookbook proposes."""
     words = [f"stoker run {name}"]
-    required = set(schema.get("required", ()))
-    for argument, body in schema.get("properties", {}).items():
-        value = prefill.get(argument)
-        if argument in required and value == f"<{type_text(body)}>":
+    filled = flat(prefill)
+    for position, (argument, body, is_required) in enumerate(_leaves(schema)):
+        value = filled.get(argument)
+        if is_required and value == f"<{type_text(body)}>":
             value = type_text(body).upper().replace(" ", "_")
-        elif argument not in required and value == body.get("default") and argument != _first(schema):
+        elif not is_required and value == body.get("default") and position > 0:
             continue
         if isinstance(value, dict) or value is None:
             continue
@@ -75,9 +74,27 @@ def example_line(name: str, schema: Mapping[str, Any], prefill: Mapping[str, Any
     return " ".join(words)
 
 
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Give nested values by their dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            found.update({f"{name}.{inner}": one for inner, one in flat(value).items()})
+        else:
+            found[name] = value
+    return found
+
+
+def _leaves(schema: Mapping[str, Any], *, is_runtime: bool = False) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
+    required = set(schema.get("required", ()))
+    for name, body in schema.get("properties", {}).items():
+        below_runtime = is_runtime or bool(body.get("x-runtime"))
+        if "properties" in body:
+            for inner, leaf, is_required in _leaves(body, is_runtime=below_runtime):
+                yield f"{name}.{inner}", leaf, is_required
+        else:
+            yield name, {**body, "x-runtime": below_runtime}, name in required
+
+
 def _plain(limit: float) -> str:
     return str(int(limit)) if float(limit).is_integer() else f"{limit:g}"
-
-
-def _first(schema: Mapping[str, Any]) -> str:
-    return next(iter(schema.get("properties", {})), "")

@@ -9,6 +9,7 @@ from stoker.model.frozen import frozen
 from stoker.worker.story import NodeStory
 
 _METRICS_SHOWN = 3
+_LONG_ENOUGH_S = 1.0
 
 
 @frozen
@@ -41,13 +42,35 @@ def finished_text(node: NodeStory, width: int) -> str:
     if node.ending in ("failed", "diverged", "pruned") and node.message:
         word = f"{'left out' if node.ending == 'pruned' else node.ending}: {node.message}"
     more = metrics_text(node) if node.ending == "ran" else ""
-    return f"{node.node:<{width}}  {took:>6}  {word}{f'  {more}' if more else ''}"
+    return f"{node.title or node.node:<{width}}  {took:>6}  {word}{f'  {more}' if more else ''}"
 
 
-def running_text(node: NodeStory, width: int, now_s: float) -> str:
-    """Say how far a stage is: name, time so far, step, metrics."""
+class Pace:
+    """How quickly a stage goes, from the steps that were heard of since this began: it may have gone on from one."""
+
+    def __init__(self, step: int, at_s: float) -> None:
+        self._first = self._last = (step, at_s)
+
+    def hear(self, step: int, at_s: float) -> None:
+        """Take in a step."""
+        self._last = (step, at_s)
+
+    def steps_per_s(self) -> float | None:
+        """Give the pace, if enough was heard to tell."""
+        steps, passed_s = self._last[0] - self._first[0], self._last[1] - self._first[1]
+        return steps / passed_s if steps > 0 and passed_s >= _LONG_ENOUGH_S else None
+
+
+def running_text(node: NodeStory, width: int, now_s: float, pace: Pace | None = None) -> str:
+    """Say how far a stage is: name, time so far, step, metrics, how quickly it goes and when it will be there."""
     passed_s = now_s - node.began_s if node.began_s is not None else 0.0
-    parts = [f"{node.node:<{width}}", f"{span(max(0.0, passed_s)):>6}", step_text(node), metrics_text(node)]
+    parts = [
+        f"{node.title or node.node:<{width}}",
+        f"{span(max(0.0, passed_s)):>6}",
+        step_text(node),
+        metrics_text(node),
+        pace_text(node, pace.steps_per_s() if pace else None),
+    ]
     return "  ".join(part for part in parts if part)
 
 
@@ -56,6 +79,16 @@ def step_text(node: NodeStory) -> str:
     if node.step is None:
         return ""
     return f"step {node.step}/{node.of}" if node.of else f"step {node.step}"
+
+
+def pace_text(node: NodeStory, steps_per_s: float | None) -> str:
+    """Say how quickly a stage goes and how long it will still take."""
+    if steps_per_s is None:
+        return ""
+    said = f"{steps_per_s:.3g} step/s"
+    if node.of is None or node.step is None or node.step > node.of:
+        return said
+    return f"{said}  ETA {span((node.of - node.step) / steps_per_s)}"
 
 
 def metrics_text(node: NodeStory) -> str:

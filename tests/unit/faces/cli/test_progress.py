@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from stoker.faces.cli.output import Output
 from stoker.faces.cli.progress import Progress, Running
+from stoker.faces.view.trials import Titles
 from stoker.model.events import Event, Kinds
 
 
@@ -22,11 +23,11 @@ class Paper:
         return
 
 
-def follow(*events: Event) -> Paper:
+def follow(*events: Event, titles: Titles = Titles(width=5)) -> Paper:  # noqa: B008 - it is frozen
     paper = Paper()
     out = Output(is_json=False, is_quiet=False)
     out.is_unicode = True
-    progress = Progress(paper, out, ["load", "train"])
+    progress = Progress(paper, out, titles, near="/work")
     for number, event in enumerate(events):
         progress.take(event, 100.0 + number, number)
     return paper
@@ -58,6 +59,27 @@ def test_what_runs_is_told_with_time_step_and_metrics() -> None:
     assert paper.running(112.0, 60.0) == []
 
 
+def step(number: int, of: int | None) -> Event:
+    return Event(Kinds.STAGE_STEP, {"node": "train", "step": number, "of": of, "metrics": {}})
+
+
+def test_how_quickly_it_goes_is_told_from_the_steps_that_were_heard_of() -> None:
+    # It goes on from step 400, so what it has done by itself are 20 steps in 2 seconds.
+    paper = follow(begin("train"), step(400, 500), step(410, 500), step(420, 500))
+    assert paper.running is not None
+    assert paper.running(112.0, 0.0) == ["train     12s  step 420/500  10 step/s  ETA 8.0s"]
+    paper = follow(begin("train"), step(1, None), step(5, None))
+    assert paper.running is not None
+    assert paper.running(112.0, 0.0) == ["train     12s  step 5  4 step/s"]
+
+
+def test_a_stage_that_is_tried_again_has_a_new_pace() -> None:
+    again = Event(Kinds.STAGE_RETRYING, {"node": "train", "attempt": 1, "message": "no", "delay_s": 1.0})
+    paper = follow(begin("train"), step(1, 10), step(9, 10), again, begin("train"), step(1, 10))
+    assert paper.running is not None
+    assert paper.running(112.0, 0.0) == ["train    8.0s  step 1/10"]
+
+
 def test_each_end_has_its_line() -> None:
     paper = follow(
         begin("load"),
@@ -86,3 +108,37 @@ def test_damage_and_differences_are_warned_of() -> None:
         "! load   blob 12 is torn; set aside, made again",
         "! load   gave another result than before from the same inputs; the first one is kept",
     ]
+
+
+SWEEP = Titles(names={"1.run": "x=1", "2.run": "x=2"}, of_trials=frozenset({"1.run", "2.run"}), width=4, job="mine")
+
+
+def trial_end(number: int, *, is_kept: bool = False, state: str = "completed") -> Event:
+    fields = {"trial": number, "label": f"x={number}", "state": state, "is_kept": is_kept, "metrics": {"loss": 0.5}}
+    return Event(Kinds.TRIAL_END, fields)
+
+
+RUN_END = Event(Kinds.RUN_END, {"state": "completed"})
+
+
+def test_a_trial_is_told_of_once_by_its_own_end() -> None:
+    ran = Event(Kinds.STAGE_END, {"node": "1.run", "stage": "x", "seconds": 1.0})
+    assert follow(begin("1.run"), ran, trial_end(1), titles=SWEEP).lines == ["✓ x=1           loss 0.5"]
+
+
+def test_a_few_trials_that_were_known_are_told_of_each_before_what_ran() -> None:
+    paper = follow(trial_end(1, is_kept=True), begin("2.run"), trial_end(2), titles=SWEEP)
+    assert [line.split()[:2] for line in paper.lines] == [["=", "x=1"], ["✓", "x=2"]]
+    assert follow(trial_end(1, is_kept=True), titles=SWEEP).lines == []
+    assert len(follow(trial_end(1, is_kept=True), RUN_END, titles=SWEEP).lines) == 1
+
+
+def test_many_trials_that_were_known_are_one_line() -> None:
+    kept = [trial_end(number, is_kept=True) for number in range(1200)]
+    assert follow(*kept, RUN_END, titles=SWEEP).lines == ["= 1,200 trials were known"]
+
+
+def test_a_failed_trial_is_told_of_as_that() -> None:
+    (line,) = follow(trial_end(2, state="failed"), titles=SWEEP).lines
+    assert line.startswith("✗ x=2")
+    assert line.endswith("hint: stoker logs mine/2")

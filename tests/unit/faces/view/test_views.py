@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from stoker.faces.view.arguments import argument_rows, example_line, limits_text, type_text, value_text
+from stoker.faces.view.arguments import argument_rows, example_line, flat, limits_text, type_text, value_text
 from stoker.faces.view.tables import table
 from stoker.faces.view.times import ago, span
 
@@ -53,6 +53,23 @@ def test_the_example_pastes_and_has_what_is_required_and_what_is_proposed() -> N
     line = example_line("x/y", SCHEMA, {"data": "<path>", "lr": 0.1, "name": "two words", "jobs": None})
     assert line == "stoker run x/y data=PATH 'name=two words'"
     assert shlex.split(line)[3] == "data=PATH"
+
+
+def test_arguments_in_a_record_have_dotted_names() -> None:
+    shape = {
+        "properties": {"depth": {"type": "integer", "default": 3}, "file": {"type": "string"}},
+        "required": ["file"],
+    }
+    schema = {"properties": {"lr": {"type": "number", "default": 0.1}, "model": {**shape, "x-runtime": True}}}
+    assert argument_rows(schema) == [
+        ["lr", "float", "0.1", "", ""],
+        ["model.depth", "int", "3", "", "(does not change the result)"],
+        ["model.file", "text", "required", "", "(does not change the result)"],
+    ]
+    assert example_line("x/y", schema, {"model": {"depth": 3, "file": "<text>"}, "lr": 1}) == (
+        "stoker run x/y lr=1 model.file=TEXT"
+    )
+    assert flat({"a": {"b": 1, "c": {"d": 2}}, "e": {}}) == {"a.b": 1, "a.c.d": 2, "e": {}}
 
 
 def test_moments_and_spans_are_told_in_the_unit_that_fits() -> None:

@@ -14,7 +14,7 @@ from stoker.model.errors import Ambiguous, NotFound, Usage
 from stoker.store.prune import all_records
 from stoker.worker.adoption import Blessing, adopt_stage
 from stoker.worker.giving import keys_of_job
-from stoker.worker.ordering import reorder
+from stoker.worker.reordering import reorder
 
 GRAMMAR = Grammar(
     "store adopt",
@@ -41,7 +41,7 @@ def perform(call: Call, given: dict[str, Any]) -> int:
         )
         raise Usage(missing, hint="stoker help store adopt")
     folder = call.find_job(name)
-    plan = reorder(call.desk(), folder.spec()).plan
+    plan = reorder(call.desk(), folder).plan
     old = keys_of_job(folder, job_story(folder))
     if given["from"]:
         old = {stage: _full_key(call, given["from"])}

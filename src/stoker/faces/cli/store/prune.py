@@ -20,7 +20,8 @@ GRAMMAR = Grammar(
     about=(
         "Free space: results unused for too long go, then the least recently used until the rest fits. What is pinned, "
         "or used by a running job, stays. What was pruned is still known: it counts as a result until somebody needs "
-        "the bytes. Leftovers of processes that died go too. Nothing is removed unless you say --yes."
+        "the bytes. Leftovers of processes that died go too, and checkpoints of work that did not succeed after 30 "
+        "days. Nothing is removed unless you say --yes."
     ),
     options=(
         Option("--max-size", value="SIZE", read=size, help="keep at most this much: 500MB, 10G"),
@@ -41,7 +42,7 @@ def perform(call: Call, given: dict[str, Any]) -> int:
         max_bytes=given["max_size"],
         older_than_s=given["older_than"],
     )
-    rubbish = find_rubbish(parts.store, leases, parts.clock)
+    rubbish = find_rubbish(parts.store, leases, parts.clock, scratch=parts.tools.scratch)
     _show(call, decision, rubbish, is_done=given["yes"])
     if given["yes"]:
         clear_rubbish(rubbish, leases)
@@ -70,6 +71,7 @@ def _show(call: Call, decision: PruneDecision, rubbish: Rubbish, *, is_done: boo
             "kept": decision.kept_by_reason,
             "staging_folders": len(rubbish.staging),
             "leases": len(rubbish.leases),
+            "scratch_folders": len(rubbish.scratch),
             "unnamed_blobs": rubbish.blobs,
             "unnamed_blob_bytes": rubbish.blob_bytes,
         }
@@ -90,6 +92,7 @@ def _show(call: Call, decision: PruneDecision, rubbish: Rubbish, *, is_done: boo
     leftovers = {
         "staging folders": len(rubbish.staging),
         "leases": len(rubbish.leases),
+        "scratch folders that nobody came back to": len(rubbish.scratch),
         f"unnamed blobs ({format_size(rubbish.blob_bytes)})": rubbish.blobs,
     }
     told = ", ".join(f"{count} {what}" for what, count in leftovers.items() if count)

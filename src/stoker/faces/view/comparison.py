@@ -1,0 +1,95 @@
+"""A comparison of trials as lines, and as rows for a CSV file."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from stoker.faces.view.arguments import value_text
+from stoker.faces.view.stages import Signs, number
+from stoker.faces.view.tables import table
+from stoker.faces.view.times import span
+from stoker.model.printable import one_line
+from stoker.model.units import format_size
+from stoker.worker.comparison import Comparison, TrialRow
+
+METRICS_SHOWN = 5
+"""How many metrics a table on a screen has; a file has them all."""
+_LONGEST_VALUE = 24
+_LONGEST_MESSAGE = 160
+
+
+def headline(comparison: Comparison) -> str:
+    """Say how many trials there are and how they stand."""
+    counts = Counter("kept" if row.is_kept and row.is_done else row.state for row in comparison.rows)
+    total = len(comparison.rows)
+    told = ", ".join(f"{count} {state}" for state, count in counts.items())
+    return f"{comparison.job}: {total} trial{'' if total == 1 else 's'} ({told})"
+
+
+def measure_line(comparison: Comparison) -> str:
+    """Say what is ranked by, how that was chosen, and how to choose otherwise."""
+    measure = comparison.measure
+    if measure is None:
+        return "nothing to rank by: no trial reported a metric"
+    guess = f" ({measure.why}; --by NAME, --min or --max choose)" if measure.why else ""
+    return f"ranked by {measure.metric}, {measure.direction} is better{guess}"
+
+
+def best_line(comparison: Comparison) -> str:
+    """Name the best trial, or nothing."""
+    best, measure = comparison.best, comparison.measure
+    if best is None or measure is None or not math.isfinite(best.metrics[measure.metric]):
+        return ""
+    return f"best: {best.label or comparison.job}  {measure.metric} {number(best.metrics[measure.metric])}"
+
+
+def trial_table(comparison: Comparison, *, rows: int, columns: int, signs: Signs) -> list[str]:
+    """Lay the best trials out, one a line; failed ones last, with why."""
+    metrics = comparison.metrics[:METRICS_SHOWN]
+    header = ["", "trial", *comparison.varying, *metrics, "time", "memory", ""]
+    laid = [_cells(row, comparison.varying, metrics, signs) for row in comparison.rows[:rows]]
+    # A column that nobody has anything in only takes room.
+    used = [place for place, name in enumerate(header) if name not in ("memory", "time") or any(r[place] for r in laid)]
+    return table(
+        [[cells[place] for place in used] for cells in laid], header=[header[place] for place in used], columns=columns
+    )
+
+
+def csv_rows(comparison: Comparison) -> Iterator[list[str]]:
+    """Give everything as rows, the header first, numbers in full."""
+    params = [f"param.{name}" for name in comparison.varying]
+    metrics = [f"metric.{name}" for name in comparison.metrics]
+    yield ["rank", "trial", "label", "state", *params, *metrics, "seconds", "peak_bytes", "message"]
+    for rank, row in enumerate(comparison.rows, 1):
+        values = [value_text(row.params.get(name)) for name in comparison.varying]
+        measured = [repr(row.metrics[name]) if name in row.metrics else "" for name in comparison.metrics]
+        cost = ["" if value is None else repr(value) for value in (row.seconds, row.peak_bytes)]
+        yield [str(rank), str(row.n), row.label, row.state, *values, *measured, *cost, one_line(row.message)]
+
+
+def short_value(value: Any) -> str:
+    """Write a parameter's value for a narrow column."""
+    return one_line(value_text(value), _LONGEST_VALUE)
+
+
+def state_text(row: TrialRow) -> str:
+    """Say how a trial stands, unless it simply ended well."""
+    if row.is_done:
+        return "kept" if row.is_kept else ""
+    return one_line(f"{row.state}: {row.message}" if row.message else row.state, _LONGEST_MESSAGE)
+
+
+def _cells(row: TrialRow, varying: Sequence[str], metrics: Sequence[str], signs: Signs) -> list[str]:
+    sign = signs.ran if row.is_done else signs.failed if row.is_failed else signs.left
+    return [
+        sign,
+        str(row.n),
+        *(short_value(row.params.get(name)) for name in varying),
+        *(number(row.metrics[name]) if name in row.metrics else "" for name in metrics),
+        span(row.seconds),
+        format_size(row.peak_bytes) if row.peak_bytes else "",
+        state_text(row),
+    ]

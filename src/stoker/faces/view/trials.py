@@ -1,0 +1,80 @@
+"""How trials are called and shown: by what varies, not by their numbers in a plan."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stoker.faces.view.stages import number
+from stoker.faces.view.times import span
+from stoker.model.frozen import fresh, frozen
+from stoker.model.units import format_size
+from stoker.plan.graph import Plan
+from stoker.worker.trials import Trial, is_sweep, shared_nodes
+
+_METRICS_SHOWN = 3
+
+
+@frozen
+class Titles:
+    """What the nodes of a plan are called on a screen."""
+
+    names: Mapping[str, str] = fresh(factory=dict)
+    """By node."""
+    of_trials: frozenset[str] = frozenset()
+    """Nodes that belong to one trial: their ends are told by the trial's."""
+    width: int = 0
+    job: str = ""
+    """Whose trials they are, for whoever wants to see a log."""
+
+
+_WIDEST = 40
+
+
+def titles_of(plan: Plan, trials: Sequence[Trial], *, job: str = "") -> Titles:
+    """Name the nodes of a plan."""
+    if not is_sweep(trials):
+        plain = [f"{node.id}[0]" if node.fans_out else node.id for node in plan.nodes]
+        return Titles(width=min(_WIDEST, max(map(len, plain), default=0)), job=job)
+    shared = shared_nodes(trials)
+    names: dict[str, str] = {}
+    for trial in trials:
+        own = [node for node in trial.nodes.nodes if node not in shared]
+        for node in own:
+            stage = node.removeprefix(f"{trial.number}.")
+            names[node] = trial.label if len(own) == 1 else f"{trial.label} {stage}"
+    widest = max((len(trial.label) for trial in trials), default=0)
+    return Titles(names=names, of_trials=frozenset(names), width=min(_WIDEST, widest), job=job)
+
+
+def trial_text(fields: Mapping[str, Any], titles: Titles, near: str) -> str:
+    """Say how a trial ended: label, time, and what is worth adding."""
+    width = titles.width
+    label = f"{fields.get('label', ''):<{width}}"
+    seconds = fields.get("seconds")
+    took = f"{span(seconds) if isinstance(seconds, int | float) else '':>6}"
+    if fields.get("state") == "failed":
+        log = f"  hint: stoker logs {titles.job}/{fields.get('trial')}" if titles.job else ""
+        return f"{label}  {took}  {fields.get('message') or fields.get('cause')}{log}"
+    if fields.get("state") != "completed":
+        return f"{label}  {took}  {fields.get('state')}"
+    metrics = fields.get("metrics")
+    told = [f"{name} {number(value)}" for name, value in list(_shown(metrics).items())[:_METRICS_SHOWN]]
+    peak = fields.get("peak_bytes")
+    if isinstance(peak, int):
+        told.append(f"peak {format_size(peak)}")
+    if fields.get("is_kept"):
+        told.append("kept")
+    if fields.get("out"):
+        told.append(f"→ {_near(str(fields['out']), near)}")
+    return "  ".join([label, took, *told])
+
+
+def _shown(metrics: Any) -> Mapping[str, Any]:
+    return metrics if isinstance(metrics, Mapping) else {}
+
+
+def _near(path: str, folder: str) -> str:
+    relative = os.path.relpath(path, folder)
+    return path if relative.startswith("..") else relative

@@ -1,0 +1,53 @@
+"""What commands printed, on a page and in truth, compared: all but chance and what is a machine's own has to agree."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+
+from tests.system.pages import Block
+from tests.system.pasting import Ran
+
+_CHANCE = (
+    (re.compile(r"(?m)^\S+: .*?; python = "), "MACHINE; python = "),
+    (re.compile(r"\b\d{8}-\d{6}-[0-9a-f]{8}\b"), "ID"),
+    (re.compile(r"\b[0-9a-f]{64}\b"), "DIGEST"),
+    (re.compile(r"~?\b\d+(\.\d+)?(ms|s|m|h)( \d+s)?(?=[\s).,;:]|$)"), "TIME"),
+    (re.compile(r"\b\d+ (s|min|h) ago\b"), "AGO"),
+    (re.compile(r"\b\d+(\.\d+)? ([KMG]i)?B\b"), "SIZE"),
+    (re.compile(r"[ \t]+"), " "),
+    (re.compile(r"(?m)^ | $"), ""),
+)
+
+
+def told(ran: Ran, folder: Path) -> str:
+    """Give what was printed as a page may show it: without this machine's name and folders."""
+    text = ran.printed.replace(str(folder / "me"), "/home/me").replace(os.path.realpath(folder / "me"), "/home/me")
+    host = platform.node().partition(".")[0]
+    return re.sub(rf"(?m)^{re.escape(host)}: (?=.*; python = )", "desk: ", text)
+
+
+def agree(page: str, truth: str) -> bool:
+    """Say whether two outputs are the same but for times, sizes, ids and the machine."""
+    return settled(page) == settled(truth)
+
+
+def settled(text: str) -> str:
+    """Give an output without what is different every time."""
+    for pattern, word in _CHANCE:
+        text = pattern.sub(word, text)
+    return text.strip()
+
+
+def is_true(block: Block, steps: list[Ran], folder: Path) -> bool:
+    """Say whether a transcript still shows what its commands print."""
+    return all(agree(one.printed, told(ran, folder)) for one, ran in zip(block.typed(), steps, strict=True))
+
+
+def rewritten(block: Block, steps: list[Ran], folder: Path) -> str:
+    """Give a transcript with what is printed now."""
+    pairs = zip(block.typed(), steps, strict=True)
+    shown = [f"$ {one.command}\n{told(ran, folder).strip(chr(10))}".rstrip("\n") for one, ran in pairs]
+    return "\n\n".join(shown) + "\n"
