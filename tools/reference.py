@@ -21,19 +21,25 @@ from stoker.model import errors
 from stoker.model.events import LOSSY, Kinds
 from stoker.model.exits import MEANINGS
 from stoker.plan.catalogue import Catalogue, Source
+from stoker.worker.program_order import FOUND, RECIPE
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 MADE = "<!-- Made by tools/reference.py: change the code and run `make docs`. -->"
 
-SHIPPED = (Source(name="tabular", value="stoker.cookbooks.tabular:COOKBOOK"),)
+SHIPPED = (
+    Source(name="command", value="stoker.cookbooks.command:COOKBOOK"),
+    Source(name="tabular", value="stoker.cookbooks.tabular:COOKBOOK"),
+)
+
+PROGRAM_LINE = "stoker run lr=1e-2,1e-3 -- python train.py --lr {lr}"
 
 EVENTS = {
     Kinds.RUN_BEGIN: ("a job begins", "job, attempt, job_id, recipe, plan, stages"),
-    Kinds.RUN_END: ("a job ended", "state, ended_s, hits, ran, failed, elapsed_s, exit_code, error, out"),
+    Kinds.RUN_END: ("a job ended", "state, ended_s, hits, ran, failed, elapsed_s, exit_code, error, out, trials"),
     Kinds.STAGE_BEGIN: ("a stage starts to run", "node, stage, key, attempt, why, changes"),
     Kinds.STAGE_END: (
         "a stage ran and its result is kept",
-        "node, stage, key, digest, seconds, size_bytes, peak_rss_bytes",
+        "node, stage, key, digest, seconds, size_bytes, peak_rss_bytes, metrics",
     ),
     Kinds.STAGE_SKIPPED: ("a stage's result was known", "node, stage, key, digest"),
     Kinds.STAGE_FAILED: ("a stage failed for good", "node, stage, attempt, cause, message, hint, seconds"),
@@ -47,6 +53,10 @@ EVENTS = {
     Kinds.STAGE_WAITING: ("another process works on the same thing", "node, key, why"),
     Kinds.STAGE_REWIND: ("a stage runs again because its bytes are gone and somebody reads them", "node, wanted_by"),
     Kinds.STAGE_EXPANDED: ("a fan-out's list is known", "node, count"),
+    Kinds.TRIAL_END: (
+        "a trial of a sweep ended, and its result lies in its folder",
+        "trial, label, state, is_kept, seconds, digest, metrics, peak_bytes, cause, message, hint, out",
+    ),
     Kinds.CACHE_CORRUPT: ("what was kept is damaged; it was set aside and is made again", "node, key, damage"),
     Kinds.CACHE_DIFFERS: ("a stage gave another result than before", "node, key, before, ours, kept, expected"),
     Kinds.WARNING: ("something worth knowing", "message"),
@@ -128,9 +138,13 @@ def recipes_page() -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         for entry in Catalogue(str(Path(folder, "index.json")), SHIPPED).entries():
             lines += ["", f"## {entry.name}", "", entry.summary, ""]
-            lines += ["```", example_line(entry.name, entry.args, entry.prefill), "```", ""]
+            is_program = entry.name == RECIPE
+            example = PROGRAM_LINE if is_program else example_line(entry.name, entry.args, entry.prefill)
+            lines += ["```", example, "```", ""]
             lines += ["| argument | type | default | limits | |", "|---|---|---|---|---|"]
             for row in argument_rows(entry.args):
+                if is_program and row[0] in FOUND:
+                    continue
                 cells = (cell.replace("|", "\\|") for cell in row)
                 lines.append(f"| {' | '.join(cells)} |")
     return lines
