@@ -25,7 +25,19 @@ CHECKOUT = HERE.parent
 PINS = HERE / "peers"
 COOKBOOK = HERE / "cookbook"
 DEFAULT_BENCH = CHECKOUT / ".bench"
-NAMES = ("joblib", "doit", "redun", "snakemake", "kedro", "prefect", "huggingface_hub", "ray")
+NAMES = (
+    "joblib",
+    "doit",
+    "redun",
+    "snakemake",
+    "kedro",
+    "prefect",
+    "huggingface_hub",
+    "ray",
+    "hydra-core",
+    "tensorboard",
+    "mlflow-skinny",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

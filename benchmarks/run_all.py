@@ -21,7 +21,18 @@ import peers
 import results
 
 HERE = Path(__file__).resolve().parent
-NAMES = ("startup", "race", "cached_stages", "executed_stages", "scale")
+NAMES = (
+    "startup",
+    "overrides",
+    "compose",
+    "race",
+    "cached_stages",
+    "executed_stages",
+    "scale",
+    "containment",
+    "program",
+    "metrics",
+)
 
 
 def main() -> int:
