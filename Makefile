@@ -27,9 +27,9 @@ setup: $(STAMPS)/run ## make .venv with the `stoker` command in it
 
 run: setup ## run the example plan: three models on real data (ARGS=…)
 	@$(BIN)/stoker run tabular/compare $(ARGS)
-	@echo "(\`stoker\` is $(BIN)/stoker here: export PATH=\$$PWD/$(BIN):\$$PATH)" >&2
+	@echo "(\`stoker\` is $(BIN)/stoker here: export PATH=\$$PATH:\$$PWD/$(BIN))" >&2
 
-test: check ## install what tests need, check the house, run every test (ARGS=…)
+test: check $(STAMPS)/shells ## install what tests need, check the house, run every test (ARGS=…)
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
 check: $(STAMPS)/dev ## format, lint, types and floors, without changing a file
@@ -45,11 +45,12 @@ format: $(STAMPS)/dev ## format the code and fix what can be fixed safely
 bench: $(STAMPS)/dev ## measure Stoker beside its peers (ARGS=…)
 	$(BIN)/python benchmarks/run_all.py $(ARGS)
 
-soak: $(STAMPS)/dev ## run every test with full counts; takes its time (ARGS=…)
-	$(BIN)/python -m pytest $(ARGS)
+soak: $(STAMPS)/dev $(STAMPS)/shells ## run every test with full counts; takes its time (ARGS=…)
+	$(BIN)/python -m pytest --hypothesis-profile=seeking $(ARGS)
 
-docs: $(STAMPS)/dev ## generate the reference pages (ARGS=…)
-	$(BIN)/python tools/reference.py $(ARGS)
+docs: $(STAMPS)/dev ## write the reference pages and the transcripts in the others again
+	$(BIN)/python tools/reference.py
+	$(BIN)/python tools/transcripts.py
 
 # dev first: run.txt is then a subset of it, so the two never disagree. An existing pin stays
 # unless it must move; `make pins ARGS=--upgrade` moves them all.
@@ -96,3 +97,14 @@ $(STAMPS)/dev: requirements/dev.txt $(STAMPS)/run
 	@echo "installing what tests and checks need into $(VENV)"
 	@$(call install,-r requirements/dev.txt)
 	@touch $@
+
+# The examples in the pages are pasted into zsh, too. Only whoever may installs it, and nothing fails where it can't be
+# had: the tests that need it skip and say so. Tried again the next time if the packages were out of reach.
+APT = env DEBIAN_FRONTEND=noninteractive apt-get -q=2 -o Acquire::Retries=1 -o Acquire::http::Timeout=10 -o DPkg::Lock::Timeout=60
+
+$(STAMPS)/shells: | $(STAMPS)/venv
+	@if command -v zsh >/dev/null || ! command -v apt-get >/dev/null; then touch $@; exit; fi; \
+	if [ "$$(id -u)" = 0 ]; then as=; elif sudo -n true 2>/dev/null; then as="sudo -n"; else touch $@; exit; fi; \
+	echo "installing zsh, for the tests that paste examples into it"; \
+	{ $$as $(APT) install --no-install-recommends zsh || { $$as $(APT) update && $$as $(APT) install --no-install-recommends zsh; }; } \
+	  >/dev/null 2>&1 && touch $@ || echo "zsh can't be installed now; its tests skip"
