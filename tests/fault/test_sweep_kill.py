@@ -140,7 +140,7 @@ class Torture:
         assert end["trials"]["completed"] == self.points
         assert end["trials"]["kept"] == len(self.seen[-2].recorded)
         for number in range(self.points):
-            assert (self.shell.folder / f"stoker-out/work/n={number}/result").exists()
+            assert (self.shell.folder / "stoker-out" / "work" / f"n={number}" / "result").exists()
         self.check_tidiness()
 
     def check_tidiness(self) -> None:

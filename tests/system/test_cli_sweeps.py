@@ -153,7 +153,7 @@ def test_a_stream_has_the_end_of_every_trial_and_counts_them_at_its_end(shell: S
 def test_quiet_prints_where_results_lie_and_nothing_else(shell: Shell) -> None:
     done = shell.stoker("-q", "run", "n=2,1", *PROGRAM)
     assert (done.code, done.err) == (0, "")
-    assert done.out.splitlines() == [str(shell.folder / f"stoker-out/work/n={n}") for n in (2, 1)]
+    assert done.out.splitlines() == [str(shell.folder / "stoker-out" / "work" / f"n={n}") for n in (2, 1)]
 
 
 def test_a_sweep_is_given_up_when_everything_fails_alike_unless_told_otherwise(shell: Shell) -> None:
