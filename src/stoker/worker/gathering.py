@@ -12,7 +12,7 @@ from typing import Any
 
 from stoker.host.durable import open_regular
 from stoker.model.digests import Digest
-from stoker.model.errors import NotFound, StokerError
+from stoker.model.errors import StokerError
 from stoker.model.frozen import changed, frozen
 from stoker.model.json_text import loads
 from stoker.model.lifecycle import JobState
@@ -131,18 +131,6 @@ class Gathering:
                     found = self._store.peek(Digest(node.key))
                     self._records[node.node] = found if isinstance(found, Record) else None
         return self._records[node.node]
-
-
-def trial_numbered(gathering: Gathering, text: str) -> Trial:
-    """Give the trial that `NAME/3` means; `NotFound` if there is none."""
-    trials = gathering.wanted()
-    found = next((trial for trial in trials if text in (str(trial.number), trial.label)), None)
-    if found is None:
-        count = f"it has {len(trials)}" if len(trials) > 1 else "it has no sweep"
-        raise NotFound(
-            f"job {gathering.spec.name} has no trial {text!r}", hint=f"{count}; such as {gathering.spec.name}/1"
-        )
-    return found
 
 
 def _whole_story(folder: JobFolder) -> Story:

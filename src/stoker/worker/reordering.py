@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from stoker.model.frozen import changed
@@ -38,12 +37,6 @@ def read_config(folder: JobFolder) -> dict[str, Any]:
     except ValueError:
         return {}
     return config if isinstance(config, dict) else {}
-
-
-def values_of_job(folder: JobFolder) -> Mapping[str, Any]:
-    """Give the values that a job was ordered with, nested."""
-    values = read_config(folder).get("values")
-    return values if isinstance(values, dict) else folder.spec().args
 
 
 def trials_of_job(folder: JobFolder) -> list[Trial]:

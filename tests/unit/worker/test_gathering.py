@@ -9,10 +9,10 @@ from stoker.model.errors import NotFound
 from stoker.model.frozen import changed
 from stoker.model.json_text import dumps
 from stoker.plan.metrics_curves import curves
-from stoker.worker.gathering import trial_numbered
 from stoker.worker.program_order import flat
 from stoker.worker.settings import Setting
 from stoker.worker.sides import side_of
+from stoker.worker.trials import trial_numbered
 from tests.unit.host.waiting import at_once
 from tests.unit.worker.real_jobs import Made, Shelf, falling
 
@@ -99,9 +99,13 @@ def test_a_config_that_can_t_be_read_leaves_what_the_job_says(shelf: Shelf, text
 def test_a_trial_is_named_by_its_number_or_its_label(shelf: Shelf) -> None:
     shelf.add("sweep", [Made(point={"lr": 0.1}), Made(point={"lr": 0.2})])
     gathering = shelf.gathering("sweep")
-    assert trial_numbered(gathering, "2").point == trial_numbered(gathering, "lr=0.2").point == {"lr": 0.2}
+    assert (
+        trial_numbered(gathering.wanted(), "2", "sweep").point
+        == trial_numbered(gathering.wanted(), "lr=0.2", "sweep").point
+        == {"lr": 0.2}
+    )
     with pytest.raises(NotFound, match="job sweep has no trial '3'") as raised:
-        trial_numbered(gathering, "3")
+        trial_numbered(gathering.wanted(), "3", "sweep")
     assert raised.value.hint == "it has 2; such as sweep/1"
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from stoker.worker.gathering import trial_numbered
 from stoker.worker.sides import Fact, compare_sides, side_of
+from stoker.worker.trials import trial_numbered
 from tests.unit.worker.real_jobs import CODE, Made, Shelf, sweep_of_six
 
 ARGS = {"lr": 0.1, "model": {"depth": 3}}
@@ -93,7 +93,9 @@ def test_the_best_trial_speaks_for_a_sweep(shelf: Shelf) -> None:
 def test_two_trials_of_one_job_differ_in_what_the_sweep_set(shelf: Shelf) -> None:
     shelf.add("sweep", sweep_of_six(), args=ARGS)
     gathering = shelf.gathering("sweep")
-    sides = [side_of(gathering, trial_numbered(gathering, number), label=number) for number in ("3", "4")]
+    sides = [
+        side_of(gathering, trial_numbered(gathering.wanted(), number, "job"), label=number) for number in ("3", "4")
+    ]
     found = {(fact.section, fact.name): fact for fact in compare_sides(sides)}
     assert [place for place in differing(found) if place[0] != "metrics"] == [("config", "model.depth")]
     assert found["config", "model.depth"].origins == ("sweep", "sweep")

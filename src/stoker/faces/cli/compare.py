@@ -23,9 +23,10 @@ from stoker.host.durable import translated, write_file
 from stoker.model.errors import Usage
 from stoker.model.frozen import changed
 from stoker.worker.comparison import Comparison, compare_trials, read_curves
-from stoker.worker.gathering import Gathering, trial_numbered
+from stoker.worker.gathering import Gathering
 from stoker.worker.ranking import Direction
 from stoker.worker.sides import Fact, Side, compare_sides, side_of
+from stoker.worker.trials import trial_numbered
 
 _ROWS = 40
 
@@ -148,7 +149,7 @@ def _compare_jobs(call: Call, given: dict[str, Any], names: Sequence[str]) -> No
 def _side(call: Call, given: dict[str, Any], target: str) -> Side:
     name, number = split_target(target)
     gathering = Gathering(call.find_job(name), call.parts.store)
-    trial = trial_numbered(gathering, number) if number else None
+    trial = trial_numbered(gathering.wanted(), number, gathering.spec.name) if number else None
     label = target if name != "last" else f"{gathering.spec.name}{f'/{number}' if number else ''}"
     return side_of(gathering, trial, label=label, by=given["by"] or "", direction=_direction(given))
 
