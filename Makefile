@@ -4,6 +4,8 @@
 PYTHON ?= python3
 # What follows a command: `make run ARGS="--dry-run"`, `make test ARGS="-k cache -x"`.
 ARGS ?=
+# How many tests at once. Two by default: many start processes and servers of their own, and some watch the clock.
+JOBS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -29,8 +31,8 @@ run: setup ## run the example plan: three models on real data (ARGS=…)
 	@$(BIN)/stoker run tabular/compare $(ARGS)
 	@echo "(\`stoker\` is $(BIN)/stoker here: export PATH=\$$PATH:\$$PWD/$(BIN))" >&2
 
-test: check $(STAMPS)/shells ## install what tests need, check the house, run every test (ARGS=…)
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+test: check $(STAMPS)/programs ## install what tests need, check the house, run every test (ARGS=…)
+	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) $(ARGS)
 
 check: $(STAMPS)/dev ## format, lint, types and floors, without changing a file
 	$(BIN)/ruff format --check .
@@ -45,8 +47,8 @@ format: $(STAMPS)/dev ## format the code and fix what can be fixed safely
 bench: $(STAMPS)/dev ## measure Stoker beside its peers (ARGS=…)
 	$(BIN)/python benchmarks/run_all.py $(ARGS)
 
-soak: $(STAMPS)/dev $(STAMPS)/shells ## run every test with full counts; takes its time (ARGS=…)
-	$(BIN)/python -m pytest --hypothesis-profile=seeking $(ARGS)
+soak: $(STAMPS)/dev $(STAMPS)/programs ## run every test with full counts; takes its time (ARGS=…)
+	$(BIN)/python -m pytest --hypothesis-profile=seeking -n $(JOBS) $(ARGS)
 
 docs: $(STAMPS)/dev ## write the reference pages and the transcripts in the others again
 	$(BIN)/python tools/reference.py
@@ -98,13 +100,18 @@ $(STAMPS)/dev: requirements/dev.txt $(STAMPS)/run
 	@$(call install,-r requirements/dev.txt)
 	@touch $@
 
-# The examples in the pages are pasted into zsh, too. Only whoever may installs it, and nothing fails where it can't be
-# had: the tests that need it skip and say so. Tried again the next time if the packages were out of reach.
-APT = env DEBIAN_FRONTEND=noninteractive apt-get -q=2 -o Acquire::Retries=1 -o Acquire::http::Timeout=10 -o DPkg::Lock::Timeout=60
+# Programs that tests use beside our own: the pages' examples are pasted into zsh, JSON goes through jq, certificates come
+# from openssl. nginx only where nobody minds a web server that starts with the machine. Only whoever may installs them,
+# and nothing fails where they can't be had: the tests that need them skip and say so. Tried again the next time if the
+# packages were out of reach.
+PROGRAMS := zsh jq openssl $(if $(CI),nginx)
+APT = env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -q=2 -o Acquire::Retries=1 -o Acquire::http::Timeout=10 -o DPkg::Lock::Timeout=60
 
-$(STAMPS)/shells: | $(STAMPS)/venv
-	@if command -v zsh >/dev/null || ! command -v apt-get >/dev/null; then touch $@; exit; fi; \
+$(STAMPS)/programs: | $(STAMPS)/venv
+	@missing=; for one in $(PROGRAMS); do command -v $$one >/dev/null || missing="$$missing $$one"; done; \
+	missing=$$(echo "$$missing" | sed 's/nginx/nginx-light/'); \
+	if [ -z "$$missing" ] || ! command -v apt-get >/dev/null; then touch $@; exit; fi; \
 	if [ "$$(id -u)" = 0 ]; then as=; elif sudo -n true 2>/dev/null; then as="sudo -n"; else touch $@; exit; fi; \
-	echo "installing zsh, for the tests that paste examples into it"; \
-	{ $$as $(APT) install --no-install-recommends zsh || { $$as $(APT) update && $$as $(APT) install --no-install-recommends zsh; }; } \
-	  >/dev/null 2>&1 && touch $@ || echo "zsh can't be installed now; its tests skip"
+	echo "installing$$missing, for the tests that use them"; \
+	{ $$as $(APT) install --no-install-recommends $$missing || { $$as $(APT) update && $$as $(APT) install --no-install-recommends $$missing; }; } \
+	  >/dev/null 2>&1 && touch $@ || echo "$$missing can't be installed now; their tests skip"

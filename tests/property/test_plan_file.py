@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from stoker.model.errors import Faults
+from stoker.model.json_places import find_places
 from stoker.model.json_text import dumps, loads
 from stoker.plan.graph import Plan
-from stoker.plan.json_places import find_places
 from stoker.plan.plan_file import plan_from, plan_to_json, read_plan
 from tests.unit.plan.stages import add, count, double, number, pair, read
 

@@ -159,6 +159,13 @@ class ConfigFaults(Faults):
     exit_code = 21
 
 
+class ArchiveFaults(Faults):
+    """An archive holds what must not be unpacked."""
+
+    code = "archive_faults"
+    exit_code = 20
+
+
 class UnknownRecipe(BadInput):
     """No cookbook has a recipe of that name."""
 
@@ -250,6 +257,41 @@ class NoPermission(Unavailable):
     exit_code = 16
 
 
+class AuthRefused(Unavailable):
+    """A server does not let us: no credentials, wrong ones, or terms that nobody accepted (401, 403)."""
+
+    code = "auth"
+    exit_code = 11
+
+
+class RateLimited(Unavailable):
+    """A server asks for fewer requests (429), longer than we were told to wait."""
+
+    code = "rate_limited"
+    exit_code = 12
+
+
+class NetworkFailed(Unavailable):
+    """Something between us and a server broke: name, connection, certificate, an answer cut short, too slow."""
+
+    code = "network"
+    exit_code = 14
+
+
+class NotOnServer(Unavailable):
+    """The server has no such thing (404, 410, 451), or we may not ask it (offline)."""
+
+    code = "not_on_server"
+    exit_code = 14
+
+
+class BadAnswer(Unavailable):
+    """A server answered what can't be true or can't be used: a nonsensical header, a name that leads elsewhere."""
+
+    code = "bad_answer"
+    exit_code = 14
+
+
 class MissingExtra(Unavailable):
     """An optional library is not installed."""
 
@@ -283,6 +325,20 @@ class CorruptBytes(Damaged):
 
     code = "corrupt_bytes"
     exit_code = 13
+
+
+class HashMismatch(Damaged):
+    """What came is not what was asked for: its digest or its size is another."""
+
+    code = "hash_mismatch"
+    exit_code = 13
+
+
+class NotVerified(Damaged):
+    """Evidence does not hold: a receipt that was edited, a file that is no longer the one it speaks of."""
+
+    code = "not_verified"
+    exit_code = 15
 
 
 class StageFailed(WorkFailed):

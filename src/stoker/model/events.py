@@ -15,7 +15,7 @@ _ENVELOPE = frozenset({"v", "ts", "seq", "source", "kind"})
 
 
 class Kinds:
-    """The kinds of events of a run, by the name that stands in the stream."""
+    """The kinds of events of a run and of a download, by the name that stands in the stream."""
 
     RUN_BEGIN = "run_begin"
     RUN_END = "run_end"
@@ -37,9 +37,16 @@ class Kinds:
     CACHE_CORRUPT = "cache_corrupt"
     CACHE_DIFFERS = "cache_differs"
     WARNING = "warning"
+    DOWNLOAD_START = "download_start"
+    DOWNLOAD_PROGRESS = "download_progress"
+    DOWNLOAD_RETRY = "download_retry"
+    DOWNLOAD_WAITING = "download_waiting"
+    DOWNLOAD_DONE = "download_done"
+    DOWNLOAD_FAILED = "download_failed"
+    DOWNLOAD_FROZEN = "download_frozen"
 
 
-LOSSY = frozenset({Kinds.STAGE_STEP})
+LOSSY = frozenset({Kinds.STAGE_STEP, Kinds.DOWNLOAD_PROGRESS})
 
 
 @frozen_by_position

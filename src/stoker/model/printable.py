@@ -9,6 +9,7 @@ import re
 
 # Everything that is not printed as itself, but for tabs, line ends and our own few colours.
 _CODES = re.compile(r"\x1b\[(?:0|1|2|31|32|33)m|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_ALL_CODES = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _COLOURED = "\x1b["
 
 
@@ -17,6 +18,13 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return _CODES.sub(lambda found: found[0] if found[0].startswith(_COLOURED) else f"\\x{ord(found[0]):02x}", text)
+
+
+def outside(text: str) -> str:
+    """Give a text that somebody else chose as part of a line of ours: nothing in it is obeyed, nor are colours."""
+    if text.isprintable():
+        return text
+    return _ALL_CODES.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def one_line(text: str, longest: int = 0) -> str:

@@ -21,12 +21,12 @@ from typing import Any
 
 from stoker.host.durable import translated
 from stoker.model.errors import Fault, FileFaults, PlanFaults
+from stoker.model.json_places import JsonPlaces, Place, find_places, has_repeated_keys
 from stoker.model.json_text import loads
 from stoker.model.retry import RetryOn, RetryPolicy
 from stoker.model.suggest import did_you_mean
 from stoker.plan.check import Draft, compile_plan
 from stoker.plan.graph import Plan
-from stoker.plan.json_places import JsonPlaces, Place, find_places, has_repeated_keys
 from stoker.plan.stage import Stage
 
 VERSION = 1

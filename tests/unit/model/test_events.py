@@ -68,9 +68,9 @@ def test_a_kind_is_spelt_like_its_constant():
     assert all(value == name.lower() for name, value in KINDS.items())
 
 
-def test_only_steps_may_be_lost():
-    assert {"stage_step"} == LOSSY
-    assert [kind for kind in KINDS.values() if Event(kind).is_lossy] == ["stage_step"]
+def test_only_reports_of_progress_may_be_lost():
+    assert {"stage_step", "download_progress"} == LOSSY
+    assert [kind for kind in KINDS.values() if Event(kind).is_lossy] == ["stage_step", "download_progress"]
 
 
 def test_two_events_do_not_share_their_fields():

@@ -88,7 +88,7 @@ def test_a_key_that_is_a_number_or_an_enum_is_written_alike_with_and_without_tag
     assert dumps({Colour.RED: 1}) == '{"$$red":1}'
 
 
-@pytest.mark.parametrize("value", [{1, 2}, object(), b"bytes", {"a": 1j}], ids=str)
+@pytest.mark.parametrize("value", [{1, 2}, object(), b"bytes", {"a": 1j}], ids=["set", "object", "bytes", "complex"])
 def test_what_json_has_no_form_for_is_refused(value):
     with pytest.raises(TypeError, match="not JSON serializable"):
         dumps(value)

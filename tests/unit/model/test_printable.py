@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.model.printable import one_line, printable
+from stoker.model.printable import one_line, outside, printable
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,9 @@ def test_codes_are_shown_and_not_obeyed(text: str, shown: str) -> None:
 def test_a_line_has_no_breaks_and_an_end() -> None:
     assert one_line("a\n  b\x1bc") == "a b c"
     assert one_line("abcdef", 4) == "abc…"
+
+
+def test_what_others_chose_has_no_colours_and_no_breaks() -> None:
+    assert outside("a\x1b[31mred\x1b[0m") == "a\\x1b[31mred\\x1b[0m"
+    assert outside("evil\u202etxt\nb\x9b1m") == "evil\\x202etxt\\x0ab\\x9b1m"
+    assert outside("größe\t大") == "größe\t大"

@@ -11,6 +11,7 @@ from stoker.model.errors import FileFaults, PlanFaults, StageInputError
 from stoker.model.retry import RetryPolicy
 from stoker.plan.authoring import InputPath, JsonKind, PlanBuilder, Stage, StageContext, Tips, arg, stage
 from stoker.plan.check import Draft, compile_plan
+from tests.others import let_others_in
 from tests.unit.host.real_processes import code_of, fork
 from tests.unit.plan.lab import faults_of
 from tests.unit.plan.stages import (
@@ -263,9 +264,7 @@ def test_a_file_that_may_not_be_read_is_a_fault(tmp_path: Path) -> None:
     secret = tmp_path / "secret.csv"
     secret.write_text("x")
     secret.chmod(0o000)
-    for folder in (tmp_path, *tmp_path.parents[:-1]):
-        if os.stat(folder).st_uid == os.getuid():
-            folder.chmod(0o755)
+    let_others_in(tmp_path)
 
     def look_as_nobody() -> None:
         if os.getuid() == 0:

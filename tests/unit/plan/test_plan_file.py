@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from stoker.model.errors import LocalFile, PlanFaults
+from stoker.model.json_places import find_places, has_repeated_keys
 from stoker.model.json_text import dumps, loads
 from stoker.model.retry import RetryOn, RetryPolicy
 from stoker.plan.authoring import PlanBuilder
 from stoker.plan.graph import Plan
-from stoker.plan.json_places import find_places, has_repeated_keys
 from stoker.plan.plan_file import plan_from, plan_to_json, read_plan
 from tests.unit.plan.lab import faults_of
 from tests.unit.plan.stages import CountArgs, NumberArgs, add, count, double, number, pair, volatile
