@@ -7,10 +7,17 @@ Accelerators are the affair of `hardware`.
 from __future__ import annotations
 
 import os
+import stat
 import sys
+from contextlib import suppress
 
 from stoker.host.cgroup import cpu_quota, memory_uses
 from stoker.host.durable import StrPath, translated
+from stoker.model.errors import NoSpace
+from stoker.model.units import format_size
+
+SPARE_BYTES = 50 * 1024 * 1024
+"""What must stay free on the disk beside the bytes that are still to come."""
 
 
 def free_bytes(path: StrPath) -> int:
@@ -21,6 +28,68 @@ def free_bytes(path: StrPath) -> int:
     with translated(path):
         status = os.statvfs(place)
     return status.f_bavail * status.f_frsize
+
+
+def has_space(coming_bytes: int, free: int, *, spare_bytes: int = SPARE_BYTES) -> bool:
+    """Say whether so many bytes fit with something to spare; nothing to come always fits."""
+    return coming_bytes == 0 or coming_bytes + spare_bytes <= free
+
+
+def check_space(
+    what: str,
+    path: StrPath,
+    *,
+    coming_bytes: int | None,
+    free: int,
+    spare_bytes: int = SPARE_BYTES,
+    hint: str = "free some space there, or choose another place",
+) -> None:
+    """Refuse what has no room where `path` is. Raises `NoSpace`; of an unknown size only the spare must be free."""
+    fits = free >= spare_bytes if coming_bytes is None else has_space(coming_bytes, free, spare_bytes=spare_bytes)
+    if fits:
+        return
+    needed_bytes = (coming_bytes or 0) + spare_bytes
+    spare = f" with {format_size(spare_bytes)} to spare" if spare_bytes else ""
+    name = os.fspath(path)
+    raise NoSpace(
+        f"no space for {what}: {format_size(needed_bytes)} needed{spare}, {format_size(free)} free in {name}",
+        hint=hint,
+        path=name,
+        needed_bytes=needed_bytes,
+        free_bytes=free,
+    )
+
+
+def folder_bytes(path: StrPath) -> int:
+    """Add up the files at or below a path; links are not followed, and a file with several names counts once."""
+    try:
+        info = os.lstat(path)
+    except OSError:
+        return 0
+    if not stat.S_ISDIR(info.st_mode):
+        return info.st_size
+    total = 0
+    seen: set[tuple[int, int]] = set()
+    waiting = [os.fspath(path)]
+    while waiting:
+        try:
+            entries = os.scandir(waiting.pop())
+        except OSError:
+            # Gone meanwhile, or not for us to look into.
+            continue
+        with entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                        continue
+                    info = entry.stat(follow_symlinks=False)
+                    if info.st_nlink > 1:
+                        if (info.st_dev, info.st_ino) in seen:
+                            continue
+                        seen.add((info.st_dev, info.st_ino))
+                    total += info.st_size
+    return total
 
 
 def memory_total_bytes(proc: str = "/proc") -> int | None:

@@ -1,4 +1,4 @@
-"""The system calls of Linux that Python does not wrap. Importing this loads ctypes; only the zygote does."""
+"""The system calls of Linux that Python does not wrap. Importing this loads ctypes: only what needs one does."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+_SYNC_WRITE = 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -26,6 +27,13 @@ def adopt_orphans() -> None:
 def set_name(name: str) -> None:
     """Set the name that `top` shows, at most 15 bytes of it."""
     _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]))
+
+
+def start_write_back(descriptor: int, offset: int, size_bytes: int) -> None:
+    """Have the kernel begin to write these bytes of a file to the disk, without waiting for it. Promises nothing."""
+    _libc.sync_file_range(
+        ctypes.c_int(descriptor), ctypes.c_int64(offset), ctypes.c_int64(size_bytes), ctypes.c_uint(_SYNC_WRITE)
+    )
 
 
 def _prctl(option: int, argument: int | ctypes.c_char_p) -> None:

@@ -3,13 +3,17 @@
 Never the file that is being protected: that one is replaced by rename, and two processes could then each hold a lock
 on a different inode. The lock file is made once and never deleted, for the same reason. The operating system releases
 the lock when its owner dies, however it dies; a forked child never holds, keeps or releases its parent's lock.
-The text inside only serves messages: whether the lock is held, the operating system alone decides.
+The text inside only serves messages: whether the lock is held, the operating system alone decides. A link, a pipe or
+a device where the lock file should be is refused, never followed or waited for; so is a file with a content that is
+not of a lock: it is somebody's, and must not be emptied.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 import threading
 from contextlib import suppress
 from datetime import datetime
@@ -20,13 +24,16 @@ from stoker.host.durable import StrPath, translated
 from stoker.host.identity import ProcessIdentity, mine
 from stoker.model import json_text
 from stoker.model.clock import Clock, SystemClock
-from stoker.model.errors import LockHeld, NoSpace
+from stoker.model.errors import LocalFile, LockHeld, NoSpace
 from stoker.model.frozen import frozen
 from stoker.model.units import format_duration
 
 DEFAULT_WAIT_S = 10.0
 _FIRST_PAUSE_S = 0.005
 _LONGEST_PAUSE_S = 0.1
+_FIRST_WORDS = b'{"identity":'
+_LONGEST_BYTES = 65536
+_PLAINLY = os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 @frozen
@@ -43,16 +50,24 @@ class Lock:
     """One try at, and then hold on, a lock file. Not reentrant: taking it twice is refused at once.
 
     `with Lock(path, "prune the store"): …`, or `acquire` and `release`; forgetting the object does not release it.
-    Threads that compete use a `Lock` each.
+    Threads that compete use a `Lock` each. With `dir_fd` its file is the last part of `path` in that open folder.
     """
 
     def __init__(
-        self, path: StrPath, purpose: str, *, wait_s: float = DEFAULT_WAIT_S, clock: Clock | None = None
+        self,
+        path: StrPath,
+        purpose: str,
+        *,
+        wait_s: float = DEFAULT_WAIT_S,
+        clock: Clock | None = None,
+        dir_fd: int | None = None,
     ) -> None:
         self.path = os.fspath(path)
         self.purpose = purpose
         self._wait_s = wait_s
         self._clock: Clock = clock or SystemClock()
+        self._name = self.path if dir_fd is None else os.path.basename(self.path)
+        self._dir_fd = dir_fd
         self._fd: int | None = None
 
     @property
@@ -69,7 +84,7 @@ class Lock:
         deadline_s = clock.monotonic_s() + wait_s
         pause_s = _FIRST_PAUSE_S
         while (fd := self._try(clock)) is None:
-            owner = read_owner(self.path)
+            owner = read_owner(self._name, dir_fd=self._dir_fd)
             if owner and owner.identity == mine() and owner.thread == threading.get_ident():
                 raise _held(self.path, owner, "this thread holds it already")
             left_s = deadline_s - clock.monotonic_s()
@@ -85,8 +100,10 @@ class Lock:
         fd, self._fd = self._fd, None
         if fd is not None:
             _held_here.discard(self)
-            # Unsigned first: whoever finds it held next must not read our name there.
-            os.ftruncate(fd, 0)
+            # Unsigned first: whoever finds it held next must not read our name there. A disk that can't even do that
+            # must not keep the lock held, nor spoil what was done under it.
+            with suppress(OSError):
+                os.ftruncate(fd, 0)
             # Unlocked aloud, because closing leaves the lock to any other process that shares the open file.
             fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
@@ -102,10 +119,15 @@ class Lock:
 
     def _try(self, clock: Clock) -> int | None:
         with translated(self.path):
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            fd = os.open(self._name, os.O_RDWR | os.O_CREAT | _PLAINLY, 0o644, dir_fd=self._dir_fd)
             try:
+                if not stat.S_ISREG(os.fstat(fd).st_mode):
+                    raise OSError(errno.EINVAL, "this is not a regular file", self.path)
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_still_named(fd, self.path):
+                if _is_still_named(fd, self._name, self._dir_fd):
+                    if not _is_lock_file(fd):
+                        message = f"in the way, and not a lock of Stoker's: {self.path}"
+                        raise LocalFile(message, hint="move it away", path=self.path)
                     self._sign(fd, clock)
                     return fd
             except BlockingIOError:
@@ -130,11 +152,29 @@ class Lock:
             os.ftruncate(fd, len(line))
 
 
-def read_owner(path: StrPath) -> LockOwner | None:
+def is_locked(path: StrPath) -> bool:
+    """Say whether somebody holds the lock right now, without taking it. False where there is no lock file."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | _PLAINLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        # A file system without locks: nobody can hold one.
+        return False
+    finally:
+        os.close(fd)
+    return False
+
+
+def read_owner(path: StrPath, *, dir_fd: int | None = None) -> LockOwner | None:
     """Give whoever last took the lock; whether it is still held, only trying tells. `None` if nobody signed."""
     try:
-        with open(path, "rb") as file:
-            data = json_text.loads(file.readline(65536))
+        with open(os.open(path, os.O_RDONLY | _PLAINLY, dir_fd=dir_fd), "rb") as file:
+            data = json_text.loads(file.readline(_LONGEST_BYTES))
         return LockOwner(
             identity=ProcessIdentity.from_dict(data["identity"]),
             thread=int(data["thread"]),
@@ -145,12 +185,19 @@ def read_owner(path: StrPath) -> LockOwner | None:
         return None
 
 
-def _is_still_named(fd: int, path: str) -> bool:
+def _is_still_named(fd: int, path: str, dir_fd: int | None) -> bool:
     """Whether the file that we locked is the one that others will find."""
     try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
+        return os.path.samestat(os.fstat(fd), os.stat(path, dir_fd=dir_fd, follow_symlinks=False))
     except FileNotFoundError:
         return False
+
+
+def _is_lock_file(fd: int) -> bool:
+    """Whether a file is empty or signed; a signature may be cut short, or zeroes, after a full disk or a power cut."""
+    head = os.pread(fd, _LONGEST_BYTES + 1, 0)
+    is_signed = head.startswith(_FIRST_WORDS) or _FIRST_WORDS.startswith(head)
+    return len(head) <= _LONGEST_BYTES and (is_signed or not head.strip(b"\0"))
 
 
 def _describe(owner: LockOwner | None, clock: Clock) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from stoker.host import disk
 from stoker.host.cgroup import cpu_quota, memory_uses
+from stoker.model.errors import NoSpace
 from tests.unit.host.real_mounts import small_disk
 from tests.unit.host.real_processes import code_of, fork
 
@@ -20,6 +21,22 @@ def test_free_space_is_that_of_the_place_where_the_path_will_be(tmp_path):
         assert disk.free_bytes(place / "not" / "yet") == disk.free_bytes(place)
         (place / "filler").write_bytes(bytes(500_000))
         assert disk.free_bytes(place) < 2**20 - 500_000
+
+
+def test_what_fits_leaves_something_to_spare():
+    assert disk.has_space(10, 10 + disk.SPARE_BYTES)
+    assert not disk.has_space(11, 10 + disk.SPARE_BYTES)
+    assert disk.has_space(11, 11, spare_bytes=0)
+    assert disk.has_space(0, 0)
+
+
+@pytest.mark.parametrize("coming_bytes", [None, 5])
+def test_what_does_not_fit_is_refused_in_one_line_with_the_numbers(tmp_path, coming_bytes):
+    needed_bytes = disk.SPARE_BYTES + (coming_bytes or 0)
+    disk.check_space("a model", tmp_path, coming_bytes=coming_bytes, free=needed_bytes)
+    with pytest.raises(NoSpace, match=f"no space for a model: .* needed with .* to spare, .* free in {tmp_path}") as no:
+        disk.check_space("a model", tmp_path, coming_bytes=coming_bytes, free=needed_bytes - 1)
+    assert (no.value.data["needed_bytes"], no.value.data["free_bytes"]) == (needed_bytes, needed_bytes - 1)
 
 
 def test_memory_is_known_and_plausible():
@@ -176,3 +193,17 @@ def test_a_real_limit_on_memory_counts():
             assert GIB // 2 < available <= GIB
 
         assert code_of(fork(act)) == 0
+
+
+def test_files_below_a_folder_are_added_up_once_each_and_no_link_is_followed(tmp_path):
+    top = tmp_path / "top"
+    (top / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "large").write_bytes(b"x" * 10_000)
+    (top / "a").write_bytes(b"x" * 100)
+    (top / "deep" / "er" / "b").write_bytes(b"x" * 20)
+    os.link(top / "a", top / "deep" / "again")
+    os.symlink(tmp_path / "large", top / "l")
+    os.symlink("/", top / "deep" / "root")
+    assert disk.folder_bytes(top) == 100 + 20 + len(str(tmp_path / "large")) + 1
+    assert disk.folder_bytes(top / "a") == 100
+    assert disk.folder_bytes(tmp_path / "missing") == 0

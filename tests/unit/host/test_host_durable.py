@@ -152,6 +152,33 @@ def test_an_interrupt_in_the_middle_leaves_no_temporary_file(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+def test_a_file_that_is_written_piece_by_piece_has_its_name_once_it_is_whole(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with durable.writing(path, mode=0o600) as file:
+        file.write(b"one ")
+        assert path.read_bytes() == b"old"
+        file.write(b"two")
+    assert path.read_bytes() == b"one two"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_file_whose_writer_gives_up_leaves_the_old_one_and_nothing_else(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def give_up() -> None:
+        with durable.writing(path) as file:
+            file.write(b"new")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        give_up()
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
 def test_moving_promotes_a_file_and_sets_its_mode(tmp_path):
     (tmp_path / "draft").write_bytes(b"work")
     (tmp_path / "blobs").mkdir()

@@ -1,0 +1,1 @@
+"""HTTP from this computer: one seam, one client behind it. The only room that knows urllib3."""

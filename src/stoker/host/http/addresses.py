@@ -1,0 +1,163 @@
+"""Web addresses, read strictly: whom to ask for what, and how much of it a person may be shown.
+
+A query may be a signature and the part before an `@` a password: `shown` leaves both out, and every message about an
+address is made with it. Names are not looked up here.
+"""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import re
+import socket
+from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
+
+from stoker.model.errors import BadInput
+from stoker.model.frozen import frozen
+
+PORTS = {"http": 80, "https": 443}
+_CONTROL = re.compile(r"[\x00-\x20\x7f]")
+_HOST_NAME = re.compile(r"[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?(?:\.[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?)*\.?")
+_LONGEST_NAME = 254
+# What may stand in a path and query as it is; `%` too, since whoever gave the address has escaped it.
+_AS_IT_IS = "/?:@!$&'()*+,;=-._~%[]"
+
+
+@frozen
+class Origin:
+    """Whom credentials are meant for: the same scheme, host and port, or somebody else."""
+
+    scheme: str
+    host: str
+    """In small letters, an IPv6 address without its brackets."""
+    port: int
+
+    @property
+    def host_and_port(self) -> str:
+        """The way a `Host` field and a person write it: the port only where it is not the usual one."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if PORTS.get(self.scheme) == self.port else f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.host_and_port}"
+
+
+@frozen
+class Address:
+    """An address taken apart: whom to ask, what for, and the credentials that stood in it."""
+
+    origin: Origin
+    target: str
+    """Path and query, escaped; what a request line carries."""
+    authorization: str = ""
+    """The `Authorization` that a name and password in the address amount to."""
+
+    @property
+    def url(self) -> str:
+        """The address without credentials and fragment."""
+        return f"{self.origin}{self.target}"
+
+
+def read_address(url: str) -> Address:
+    """Take a web address apart. Raises `BadInput` for anything that is not one."""
+    parts = _split(url)
+    if parts is None or parts.scheme not in PORTS:
+        raise BadInput(f"not a web address: {shown(url)}", hint="it starts with https:// or http://")
+    try:
+        host, port = _host(parts.hostname or ""), PORTS[parts.scheme] if parts.port is None else parts.port
+        if not port:
+            raise ValueError("port 0")
+    except ValueError as error:
+        raise BadInput(f"not a web address: {shown(url)} ({error})", hint="check its host and port") from None
+    target = quote(parts.path or "/", safe=_AS_IT_IS) + (
+        f"?{quote(parts.query, safe=_AS_IT_IS)}" if parts.query else ""
+    )
+    origin = Origin(scheme=parts.scheme, host=host, port=port)
+    return Address(origin=origin, target=target, authorization=_basic(parts))
+
+
+def origin(url: str) -> Origin:
+    """Give whom an address belongs to."""
+    return read_address(url).origin
+
+
+def shown(url: str) -> str:
+    """Give an address as a message may show it: no query, no credentials, no fragment, nothing unprintable."""
+    bare = re.split(r"[?#]", url, maxsplit=1)[0]
+    scheme, separator, rest = bare.partition("://") if "://" in bare else ("", "", bare)
+    authority, slash, path = rest.partition("/")
+    if not re.fullmatch(r"(?:.*@)?(?:\[[^@\]]*\]|[^@:]*)(?::[0-9]*)?", authority, re.DOTALL):
+        # A password with a slash in it: what looks like a path belongs to it.
+        authority, slash, path = rest, "", ""
+    text = f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
+    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
+
+
+def joined(base: str, location: str) -> str:
+    """Give the address that a `Location` means, seen from the address that was asked. The fragment is dropped.
+
+    Servers write bytes there that they ought to escape; those are escaped here.
+    """
+    return urljoin(base, quote(location.encode("latin-1", "replace"), safe=_AS_IT_IS + "#")).partition("#")[0]
+
+
+def is_inner(host: str) -> bool:
+    """Whether a host is this computer or one of a private network, going by how it is written alone.
+
+    Addresses count (in every form that the system's resolver takes, `127.1` too) and the names of this computer; any
+    other name is taken for a public one and not looked up.
+    """
+    if host.rstrip(".") == "localhost" or host.rstrip(".").endswith(".localhost"):
+        return True
+    address = _literal(host)
+    if address is None:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return not (mapped or address).is_global
+
+
+def is_literal(host: str) -> bool:
+    """Whether a host is written as an address."""
+    return _literal(host) is not None
+
+
+def _literal(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        pass
+    if not re.fullmatch(r"[0-9a-fx.]+", host):
+        return None
+    try:
+        return ipaddress.IPv4Address(socket.inet_aton(host))
+    except OSError:
+        return None
+
+
+def _split(url: str) -> SplitResult | None:
+    # The standard library drops line ends and tabs in silence: an address with one is refused instead.
+    if _CONTROL.search(url):
+        return None
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return None
+
+
+def _host(host: str) -> str:
+    if ":" in host:
+        return str(ipaddress.IPv6Address(host))
+    try:
+        ascii_host = host if host.isascii() else host.encode("idna").decode("ascii")
+    except UnicodeError:
+        raise ValueError("host can't be written in ASCII") from None
+    if len(ascii_host) > _LONGEST_NAME or not _HOST_NAME.fullmatch(ascii_host):
+        raise ValueError("no valid host")
+    return ascii_host
+
+
+def _basic(parts: SplitResult) -> str:
+    if parts.username is None:
+        return ""
+    credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return "Basic " + base64.b64encode(credentials.encode()).decode("ascii")

@@ -1,0 +1,143 @@
+"""The transport that stands on urllib3: connections kept and shared between threads, everything else up to the caller.
+
+urllib3 is imported with the first request, not with this module.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from stoker.host.http.addresses import Address, read_address
+from stoker.host.http.cord import Cord
+from stoker.host.http.exchange import Reply, Request
+from stoker.host.http.failures import Aborted, Malformed, Reason, Step, proxy_refused, translating
+from stoker.host.http.framing import framing
+from stoker.host.http.idle import IdleConnections
+from stoker.host.http.proxies import proxy_for
+from stoker.host.http.reply import WireReply
+from stoker.host.http.routes import Route, route_to
+from stoker.host.http.settings import HttpSettings
+from stoker.host.http.trust import trust
+from stoker.model.errors import BadInput, NetworkFailed
+from stoker.model.frozen import frozen
+
+if TYPE_CHECKING:
+    from stoker.host.http.connections import Connection
+
+_REPEATABLE = frozenset({"GET", "HEAD"})
+_STALE = frozenset({Reason.CLOSED_EARLY, Reason.RESET})
+
+
+class Urllib3Transport:
+    """A `Transport` over TCP and TLS. Make one for a process, close it at the end."""
+
+    def __init__(self, settings: HttpSettings) -> None:
+        self._settings = settings
+        self._idle = IdleConnections(settings.idle_connections)
+        self._under_way: set[Cord] = set()
+        self._is_aborted = False
+        self._trust: ssl.SSLContext | None = None
+        self._trust_lock = threading.Lock()
+
+    def send(self, request: Request) -> Reply:
+        address = read_address(request.url)
+        route = route_to(address.origin, proxy_for(address.origin, self._settings))
+        question = _Question(method=request.method, address=address, headers=self._headers(request, address, route))
+        cord = Cord()
+        self._under_way.add(cord)
+        try:
+            with translating(address.origin.host_and_port, Step.HEAD):
+                # Entered first, asked second: an abort either finds the cord or is seen here.
+                if self._is_aborted:
+                    raise Aborted
+                return self._ask_on_any(route, question, cord)
+        except BaseException:
+            self._under_way.discard(cord)
+            raise
+
+    def abort(self) -> None:
+        self._is_aborted = True
+        for cord in self._under_way.copy():
+            cord.pull()
+
+    def close(self) -> None:
+        self._idle.close()
+
+    def _ask_on_any(self, route: Route, question: _Question, cord: Cord) -> Reply:
+        kept = self._idle.take(route)
+        if kept is not None:
+            try:
+                return self._ask(kept, question, cord)
+            except NetworkFailed as error:
+                # The server closed it while our request was on its way: nobody's failure, and nothing was answered.
+                is_stale = error.data["reason"] in _STALE and not kept.has_heard
+                if not is_stale or question.method not in _REPEATABLE:
+                    raise
+        return self._ask(self._connect(route, cord), question, cord)
+
+    def _connect(self, route: Route, cord: Cord) -> Connection:
+        from stoker.host.http.connections import connect  # noqa: PLC0415 - urllib3 costs a tenth of a second
+
+        trusted = self._trusted() if route.is_secure else None
+        return connect(route, cord=cord, connect_s=self._settings.connect_s, trust=trusted)
+
+    def _ask(self, connection: Connection, question: _Question, cord: Cord) -> WireReply:
+        address, wire, is_forwarded = question.address, connection.wire, connection.route.is_forwarded
+        try:
+            with translating(address.origin.host_and_port, Step.HEAD):
+                wire.begin(cord, deadline_s=time.monotonic() + self._settings.head_s)
+                target = address.url if is_forwarded else address.target
+                head = connection.ask(question.method, target, question.headers)
+                if head.status == 101:
+                    raise Malformed("another protocol, which nobody asked for")
+                if head.status == 407 and is_forwarded:
+                    raise proxy_refused(head.status, connection.route.near.host_and_port)
+                frame = framing(question.method, head.status, head.headers)
+                wire.expect_body(self._settings.read_s)
+                give_back = partial(self._take_back, connection, cord)
+                return WireReply(address, head, frame, wire=wire, cord=cord, give_back=give_back)
+        except BaseException:
+            connection.close()
+            raise
+
+    def _take_back(self, connection: Connection, cord: Cord, *, is_usable: bool) -> None:
+        self._under_way.discard(cord)
+        connection.wire.finish()
+        if is_usable:
+            self._idle.put(connection)
+        else:
+            connection.close()
+
+    def _trusted(self) -> ssl.SSLContext:
+        with self._trust_lock:
+            if self._trust is None:
+                self._trust = trust(self._settings)
+            return self._trust
+
+    def _headers(self, request: Request, address: Address, route: Route) -> dict[str, str]:
+        headers = {"User-Agent": self._settings.user_agent}
+        if address.authorization:
+            headers["Authorization"] = address.authorization
+        headers |= {name.title(): value for name, value in request.headers.items()}
+        headers |= {"Host": address.origin.host_and_port, "Accept-Encoding": "identity"}
+        if route.is_forwarded and route.proxy is not None and route.proxy.authorization:
+            headers["Proxy-Authorization"] = route.proxy.authorization
+        for name, value in headers.items():
+            # `http.client` would refuse it too, and quote the value, which may be a token.
+            if not (name + value).isascii() or not (name + value).isprintable():
+                hint = "a token with a line end in its file or variable looks like that"
+                raise BadInput(f"the request header {name!a} holds what can't be sent", hint=hint)
+        return headers
+
+
+@frozen
+class _Question:
+    """A request with everything that goes over the wire."""
+
+    method: str
+    address: Address
+    headers: dict[str, str]

@@ -1,0 +1,59 @@
+"""How this computer reaches others: patience, proxies, whom to trust, and what to be called.
+
+`read_http_settings` is pure: it is handed the environment and reads the variables that curl and others made usual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from stoker.model.frozen import fresh, frozen
+
+
+@frozen
+class HttpSettings:
+    """All that a transport is told."""
+
+    connect_s: float = 15.0
+    """For everything until a request can be sent: name, connection, proxy, TLS."""
+    head_s: float = 60.0
+    """From the request to the last line of the answer's head, however it trickles in."""
+    read_s: float = 30.0
+    """Without any byte of the body."""
+    proxies: Mapping[str, str] = fresh(factory=dict)
+    """Scheme (or `all`) to the proxy's address; credentials may stand in it."""
+    no_proxy: tuple[str, ...] = ()
+    """Hosts, domains, addresses and networks that are asked directly; `*` is every one."""
+    ca_file: str = ""
+    """Certificates to trust beside the system's, all in one file."""
+    ca_path: str = ""
+    """The same as a folder of hashed names."""
+    user_agent: str = "stoker"
+    idle_connections: int = 16
+    """How many are kept open for each host."""
+
+
+def read_http_settings(environment: Mapping[str, str], *, user_agent: str = "stoker") -> HttpSettings:
+    """Read proxies and certificates from the environment. The small spelling of a variable wins, as with curl.
+
+    `HTTP_PROXY` counts only where no `REQUEST_METHOD` is set: a web server puts a visitor's `Proxy:` header there.
+    """
+    proxies = {}
+    for scheme in ("http", "https", "all"):
+        proxy = environment.get(f"{scheme}_proxy", "")
+        if not proxy and not (scheme == "http" and "REQUEST_METHOD" in environment):
+            proxy = environment.get(f"{scheme.upper()}_PROXY", "")
+        if proxy.strip():
+            proxies[scheme] = proxy.strip()
+    no_proxy = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
+    ca_file = next((environment[name] for name in _CA_FILES if environment.get(name)), "")
+    return HttpSettings(
+        proxies=proxies,
+        no_proxy=tuple(entry for entry in no_proxy.replace(",", " ").lower().split()),
+        ca_file=ca_file,
+        ca_path=environment.get("SSL_CERT_DIR", ""),
+        user_agent=user_agent,
+    )
+
+
+_CA_FILES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
