@@ -1,0 +1,185 @@
+"""One writer at a time for one file: by its lock, and where locks can't be had, by claiming the partial file by name.
+
+A lock is waited for a bounded time. File systems exist whose locks do nothing, so a held lock is not believed alone: a
+partial file whose signed writer is alive is left to it. Where the system refuses locks altogether, the partial file is
+renamed to a name that tells its owner; of all who try only one succeeds, and what a dead owner of this host left is
+taken over. In an orderly end the claim is given back under the common name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from types import TracebackType
+from typing import Self
+
+from stoker.host.anchored import AnchoredFolder
+from stoker.host.identity import Liveness, ProcessIdentity, is_alive, mine
+from stoker.host.lockfile import Lock
+from stoker.model.clock import Clock
+from stoker.model.digests import digest_bytes
+from stoker.model.errors import LocalFile, LockHeld
+from stoker.store.download.partial import read_beside
+from stoker.store.download.places import CLAIM_TAG, LOCK, PART, SIDECAR, beside
+from stoker.store.download.sidecar import Sidecar
+from stoker.store.download.stop import Stop
+from stoker.store.download.telling import Teller
+
+WATCH_S = 3.0
+"""How long a partial file must lie still before it is taken from a writer of whom nothing can be known from here."""
+_PAUSE_S = 0.1
+_NO_LOCKS = frozenset({"ENOSYS", "ENOLCK", "EOPNOTSUPP", "ENOTSUP"})
+
+
+class Hold:
+    """The right to write one file's partial, for the length of a with-block. Raises `LockHeld` if it can't be had."""
+
+    def __init__(self, folder: AnchoredFolder, leaf: str, *, lock_path: str, wait_s: float, name: str = "") -> None:
+        """`name` is what people call the file, for messages."""
+        self._folder = folder
+        self._name = name or leaf
+        self._leaf = leaf
+        self._wait_s = wait_s
+        self._lock_path = lock_path or folder.path_of(beside(leaf, LOCK))
+        self._lock = Lock(self._lock_path, f"fetch {leaf}", wait_s=0.0, dir_fd=None if lock_path else folder.descriptor)
+        self.names = (beside(leaf, PART), beside(leaf, SIDECAR))
+        """Of the partial file and its sidecar."""
+        self._has_claim = False
+
+    def take(self, *, clock: Clock, stop: Stop, teller: Teller) -> Self:
+        """Take it, waiting a bounded time and saying so."""
+        deadline_s = clock.monotonic_s() + self._wait_s
+        is_told = False
+        while True:
+            try:
+                self._try(clock, stop)
+            except LockHeld as error:
+                stop.check()
+                left_s = deadline_s - clock.monotonic_s()
+                if left_s <= 0:
+                    raise
+                if not is_told:
+                    teller.waiting(self._lock_path, error.message)
+                    is_told = True
+                clock.sleep(min(_PAUSE_S, left_s))
+            else:
+                return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._has_claim:
+            self._give_back()
+        self._lock.release()
+
+    def _try(self, clock: Clock, stop: Stop) -> None:
+        try:
+            self._lock.acquire(0.0, clock)
+        except LockHeld as error:
+            raise LockHeld(self._who_fetches(error.data.get("owner")), hint=error.hint, **error.data) from None
+        except LocalFile as error:
+            if error.data.get("errno") not in _NO_LOCKS:
+                raise
+            self._claim()
+            return
+        try:
+            self._refuse_living_writer(clock, stop)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _refuse_living_writer(self, clock: Clock, stop: Stop) -> None:
+        """We hold the lock: whoever signed the sidecar must be gone, or the lock means nothing."""
+        record = read_beside(self._folder, self.names[1])
+        if not isinstance(record, Sidecar) or record.writer is None or record.writer == mine():
+            return
+        state = is_alive(record.writer)
+        if state is Liveness.UNKNOWN:
+            before = self._folder.look(self.names[0])
+            if before is None:
+                return
+            stop.sleep(WATCH_S, clock)
+            after = self._folder.look(self.names[0])
+            if after is None or (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns):
+                return
+        if state is not Liveness.GONE:
+            sidecar = self._folder.path_of(self.names[1])
+            hint = f"wait until it is done, or stop that process; if it never fetched this, remove {sidecar}"
+            raise self._held(f"process {record.writer.pid} on {record.writer.host} is writing it", hint)
+
+    def _claim(self) -> None:
+        own = _tag_of(mine())
+        names = (beside(self._leaf, f"{PART}.{own}"), beside(self._leaf, f"{PART}.{own}.json"))
+        claims = [(name, tag, _is_alive(tag)) for name, tag in self._claims()]
+        for _, tag, state in claims:
+            if state is Liveness.ALIVE:
+                raise self._held(f"process {tag[4]} has claimed it")
+        takeable = [name for name, _, state in claims if state is Liveness.GONE]
+        for name in (self.names[0], *takeable):
+            if self._rename(name, names[0]):
+                sidecar = self.names[1] if name == self.names[0] else f"{name}.json"
+                self._rename(sidecar, names[1])
+                break
+        self.names = names
+        self._has_claim = True
+
+    def _claims(self) -> list[tuple[str, re.Match[str]]]:
+        prefix = beside(self._leaf, f"{PART}.")
+        found = []
+        for name in self._folder.names():
+            tag = CLAIM_TAG.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None
+            if tag is not None:
+                found.append((name, tag))
+        return found
+
+    def _give_back(self) -> None:
+        common = (beside(self._leaf, PART), beside(self._leaf, SIDECAR))
+        if self._rename(self.names[0], common[0]):
+            self._rename(self.names[1], common[1])
+        self._has_claim = False
+
+    def _rename(self, old: str, new: str) -> bool:
+        try:
+            self._folder.rename(old, new)
+        except LocalFile as error:
+            if error.data.get("errno") != "ENOENT":
+                raise
+            return False
+        return True
+
+    def _who_fetches(self, owner: object) -> str:
+        if not isinstance(owner, dict):
+            return f"another process fetches {self._name}"
+        where = "" if owner["host"] == mine().host else f" on {owner['host']}"
+        return f"another process ({owner['pid']}{where}) fetches {self._name}"
+
+    def _held(self, why: str, hint: str = "wait until it is done, or stop that process") -> LockHeld:
+        path = self._folder.path_of(self.names[0])
+        return LockHeld(f"in use: {path}: {why}", hint=hint, path=path)
+
+
+def _tag_of(identity: ProcessIdentity) -> str:
+    parts = (identity.host, identity.boot_id, identity.pid_space)
+    return "-".join([*(_short(part) for part in parts), str(identity.pid), str(identity.start_ticks)])
+
+
+def _short(text: str) -> str:
+    return digest_bytes(os.fsencode(text))[:8]
+
+
+def _is_alive(tag: re.Match[str]) -> Liveness:
+    me = mine()
+    host, boot, space, pid, ticks = tag.groups()
+    if host != _short(me.host):
+        return Liveness.UNKNOWN
+    if boot != _short(me.boot_id):
+        return Liveness.GONE
+    if space != _short(me.pid_space):
+        return Liveness.UNKNOWN
+    identity = ProcessIdentity(
+        pid=max(1, int(pid)), start_ticks=int(ticks), boot_id=me.boot_id, host=me.host, pid_space=me.pid_space
+    )
+    return is_alive(identity)

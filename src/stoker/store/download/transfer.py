@@ -1,0 +1,318 @@
+"""The fetch of one file, attempt by attempt, until its bytes are checked, durable and under their final name.
+
+What to do is decided in `deciding`, `judging` and `retrying`; this does it. Whatever ends it, the final name is what it
+was before, or a file that passed every check; the partial file stays for another run unless its bytes proved wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from stoker.host.disk import check_space
+from stoker.host.http.addresses import origin, shown
+from stoker.host.http.exchange import Reply, Request
+from stoker.host.http.failures import Reason
+from stoker.host.http.redirects import follow
+from stoker.model.errors import BadAnswer, HashMismatch, NetworkFailed, NoSpace, RateLimited, StokerError
+from stoker.model.frozen import frozen
+from stoker.model.retry import GiveUp
+from stoker.store.download.commit import OpenLanding
+from stoker.store.download.content import Content, Totals
+from stoker.store.download.deciding import Ask, Move, ask_for, digests_match, request_for
+from stoker.store.download.existing import Validators
+from stoker.store.download.judging import (
+    AllThere,
+    Answer,
+    AskPlainly,
+    Known,
+    Refuse,
+    StartOver,
+    Take,
+    TryAgain,
+    Verdict,
+    judge,
+)
+from stoker.store.download.pace import Pace
+from stoker.store.download.partial import BytesLost
+from stoker.store.download.patience import Patience
+from stoker.store.download.probing import probe_size
+from stoker.store.download.retrying import decide_again
+from stoker.store.download.stop import Stop
+from stoker.store.download.telling import Teller
+from stoker.store.download.tools import Tools
+from stoker.store.download.wanted import Wanted
+
+PIECE_BYTES = 4 << 20
+
+
+@frozen
+class Landed:
+    """A file that has its final name."""
+
+    totals: Totals
+    bytes_from_network: int
+    bytes_resumed: int
+    validators: Validators
+
+
+class _Failed(Exception):
+    """An attempt that failed in a way that another one may mend."""
+
+    def __init__(self, error: StokerError, wait_s: float | None = None) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.wait_s = wait_s
+
+
+class _Wrong(Exception):
+    """Bytes that came are not those wanted, or more of them than there should be."""
+
+    def __init__(self, error: HashMismatch) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Transfer:
+    """One file under way. Made and used by one thread, under the file's hold."""
+
+    def __init__(
+        self, wanted: Wanted, landing: OpenLanding, *, tools: Tools, patience: Patience, stop: Stop, teller: Teller
+    ) -> None:
+        self._wanted = wanted
+        self._landing = landing
+        self._tools = tools
+        self._patience = patience
+        self._stop = stop
+        self._teller = teller
+        self._content = Content(wanted, landing, tools)
+        self._is_pinned = wanted.sha256 is not None or bool(wanted.git_sha1)
+        """Whether a digest decides in the end whether the bytes are right."""
+        self._asks_plainly = False
+        self._bytes_from_network = 0
+        self._attempts = 0
+        self._idle_attempts = 0
+        self._highest_bytes = 0
+        """How far it ever was: only what goes beyond is progress."""
+        self._progress_s = self._came_s = tools.clock.monotonic_s()
+        self._has_begun_anew = self._has_mended = False
+
+    def run(self, *, begins_anew: bool) -> Landed:
+        """Fetch it. Raises our errors, with everything left in order. `begins_anew`: whatever an earlier run left."""
+        try:
+            found = self._content.take_up(begins_anew=begins_anew)
+            self._highest_bytes = self._content.end_bytes
+            if found.move is Move.RESTART:
+                self._tell_restart(found.why)
+            while True:
+                landed = self._round()
+                if landed is not None:
+                    return landed
+        except BaseException:
+            self._content.leave()
+            raise
+        finally:
+            self._content.close()
+
+    def _round(self) -> Landed | None:
+        try:
+            self._stop.check()
+            if not self._content.is_whole:
+                self._attempt()
+            return self._conclude() if self._content.is_whole else None
+        except BytesLost as lost:
+            self._mend(lost.error)
+        except _Wrong as wrong:
+            self._begin_anew(wrong.error)
+        except _Failed as failed:
+            self._pause(failed.error, failed.wait_s)
+        return None
+
+    def _attempt(self) -> None:
+        self._attempts += 1
+        ask = ask_for(self._wanted, self._content.sidecar, self._content.offset)
+        if self._asks_plainly:
+            ask = Ask(offset=ask.offset)
+        with self._network(), self._stop.cutting(self._tools.transport.abort):
+            followed = follow(self._tools.transport, request_for(self._wanted, ask))
+        reply = followed.reply
+        try:
+            is_elsewhere = bool(followed.hops) and origin(reply.url) != origin(self._wanted.url)
+            answer = Answer(status=reply.status, headers=reply.headers, is_elsewhere=is_elsewhere)
+            self._act(judge(ask, self._known(), answer, now_s=self._tools.clock.wall_s()), reply)
+        finally:
+            reply.close()
+
+    def _send(self, request: Request) -> Reply:
+        return follow(self._tools.transport, request).reply
+
+    @contextmanager
+    def _network(self) -> Iterator[None]:
+        """Tell trouble that another attempt may mend from trouble that lasts, and from our own wish to stop."""
+        try:
+            yield
+        except (NetworkFailed, BadAnswer) as error:
+            self._stop.check()
+            if error.data.get("is_lasting"):
+                raise
+            raise _Failed(error) from error
+
+    def _known(self) -> Known:
+        wanted, sidecar = self._wanted, self._content.sidecar
+        is_same_server = sidecar is not None and sidecar.url == shown(wanted.url)
+        return Known(
+            label=wanted.label,
+            url=wanted.url,
+            size_bytes=wanted.size_bytes,
+            partial_size_bytes=None if sidecar is None else sidecar.size_bytes,
+            etag=sidecar.etag if sidecar is not None and is_same_server else "",
+            last_modified=sidecar.last_modified if sidecar is not None and is_same_server else "",
+            is_pinned=self._is_pinned,
+            longest_retry_after_s=self._patience.longest_retry_after_s,
+        )
+
+    def _act(self, verdict: Verdict, reply: Reply) -> None:
+        match verdict:
+            case Take():
+                self._take(verdict, reply)
+            case AskPlainly():
+                self._asks_plainly = True
+            case StartOver():
+                self._tell_restart(verdict.why)
+                self._content.discard()
+            case AllThere():
+                self._content.end()
+            case TryAgain():
+                raise _Failed(verdict.error, verdict.wait_s)
+            case Refuse():
+                raise verdict.error
+
+    def _take(self, take: Take, reply: Reply) -> None:
+        content = self._content
+        total = take.size_bytes
+        if total is None:
+            with self._stop.cutting(self._tools.transport.abort):
+                total = probe_size(self._send, self._wanted, take.etag)
+        freed_bytes = 0 if take.offset else content.allocated_bytes
+        folder = self._landing.folder.path
+        check_space(
+            self._wanted.label or self._landing.leaf,
+            folder,
+            coming_bytes=None if total is None else total - take.offset,
+            free=self._tools.free_bytes(folder) + freed_bytes,
+            hint="free some space there, or choose another place; what was fetched is kept",
+        )
+        if take.offset == 0 and content.offset:
+            self._tell_restart(take.why)
+        content.receive(take, total)
+        self._teller.start(take.offset, total)
+        self._stream(reply, total)
+
+    def _stream(self, reply: Reply, total: int | None) -> None:
+        content = self._content
+        try:
+            self._read_body(reply, total)
+        except _Failed as failed:
+            if failed.error.data.get("reason") != Reason.LONG_BODY:
+                content.rest(self._tools.clock.monotonic_s())
+                raise
+            if not self._is_pinned:
+                # The server is wrong about the length, so nothing says that what came is the whole; another run must
+                # not take it for that either.
+                content.discard()
+                raise
+        if total is None:
+            content.end()
+        elif content.end_bytes < total:
+            cut = f"the body was cut short at byte {content.end_bytes} of {total}: {shown(self._wanted.url)}"
+            raise _Failed(NetworkFailed(cut, reason="short_body"))
+
+    def _read_body(self, reply: Reply, total: int | None) -> None:
+        content, clock = self._content, self._tools.clock
+        pace = Pace(clock.monotonic_s(), self._patience)
+        with self._network(), self._stop.cutting(reply.abort):
+            while piece := reply.read(PIECE_BYTES):
+                self._came_s = now_s = clock.monotonic_s()
+                self._bytes_from_network += len(piece)
+                if total is not None and content.end_bytes + len(piece) > total:
+                    raise self._wrong(f"more than {total} bytes came")
+                content.add(piece, now_s)
+                pace.got(len(piece), now_s)
+                self._teller.progress(content.end_bytes, total, pace, content.hashed_bytes, now_s)
+                if complaint := pace.complaint:
+                    raise NetworkFailed(f"{complaint}: {shown(self._wanted.url)}", reason="too_slow")
+
+    def _conclude(self) -> Landed:
+        """Check everything, then name it."""
+        totals = self._content.check()
+        wanted, sums = self._wanted, totals.sums
+        if wanted.size_bytes not in {None, totals.size_bytes}:
+            raise self._wrong(f"{totals.size_bytes} bytes came, {wanted.size_bytes} are expected")
+        if not digests_match(wanted, sums.sha256, sums.git_sha1):
+            expected = f"git sha1 {wanted.git_sha1}" if wanted.sha256 is None else f"sha256 {wanted.sha256}"
+            came = f"git sha1 {sums.git_sha1}" if wanted.sha256 is None else f"sha256 {sums.sha256}"
+            raise self._wrong(f"{came} came, {expected} is expected")
+        self._stop.check()
+        self._content.name()
+        return Landed(
+            totals=totals,
+            bytes_from_network=self._bytes_from_network,
+            bytes_resumed=self._content.bytes_resumed,
+            validators=self._content.validators,
+        )
+
+    def _pause(self, error: StokerError, wait_s: float | None) -> None:
+        """Wait before another attempt, or give up."""
+        if self._content.offset > self._highest_bytes:
+            self._highest_bytes, self._progress_s, self._idle_attempts = self._content.offset, self._came_s, 0
+        else:
+            self._idle_attempts += 1
+        silent_s = self._tools.clock.monotonic_s() - self._progress_s
+        decision = decide_again(
+            self._patience,
+            idle_attempts=self._idle_attempts,
+            silent_s=silent_s,
+            wait_s=wait_s,
+            jitter=self._tools.jitter(),
+        )
+        if isinstance(decision, GiveUp):
+            raise _given_up(error, decision.why)
+        reason = str(error.data.get("reason") or error.data.get("status") or error.code)
+        self._teller.retry(wait_s=decision.delay_s, msg=error.message, reason=reason, attempt=self._attempts)
+        self._stop.sleep(decision.delay_s, self._tools.clock)
+
+    def _begin_anew(self, error: HashMismatch) -> None:
+        """Bytes proved wrong: once, and only where they came in pieces, try again from the start."""
+        is_pieced = self._content.is_pieced
+        self._content.discard()
+        if not is_pieced or self._has_begun_anew:
+            raise error
+        self._has_begun_anew = True
+        # It happens once, so the way back to where we were may count as progress again.
+        self._highest_bytes = self._idle_attempts = 0
+        self._tell_restart(f"what was put together from pieces is wrong: {error.message}")
+
+    def _mend(self, error: StokerError) -> None:
+        """A sync failed: go on once from what was synced before. A full disk is left as it is."""
+        self._content.believe_less()
+        if isinstance(error, NoSpace) or self._has_mended:
+            raise error
+        self._has_mended = True
+        self._teller.retry(wait_s=0.0, msg=error.message, reason="sync_failed", attempt=self._attempts)
+
+    def _tell_restart(self, why: str) -> None:
+        self._teller.retry(wait_s=0.0, msg=f"starting over: {why}", reason="restart", attempt=max(1, self._attempts))
+
+    def _wrong(self, what: str) -> _Wrong:
+        name = self._wanted.label or self._landing.leaf
+        hint = "the server has other bytes there, or something on the way changed them; the file was not kept"
+        wanted = self._wanted
+        data = {"expected_sha256": wanted.sha256, "expected_bytes": wanted.size_bytes, "url": shown(wanted.url)}
+        return _Wrong(HashMismatch(f"not what was asked for: {name}: {what}", hint=hint, **data))
+
+
+def _given_up(error: StokerError, why: str) -> StokerError:
+    error.hint = error.hint or "what came is kept: start again, and it goes on where it stopped"
+    if isinstance(error, RateLimited) or not why.startswith("no byte"):
+        return error
+    return NetworkFailed(f"{error.message} ({why})", hint=error.hint, **error.data)

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.model.clock import FakeClock
+from stoker.model.digests import digest_bytes
+from stoker.model.errors import NotOnServer
+from stoker.model.events import Event
+from stoker.store.download.lock_fetch import fetch_listed
+from stoker.store.download.lock_list import LockedFile
+from stoker.store.download.patience import Patience
+from stoker.store.download.stop import Stop
+from stoker.store.download.tools import Tools
+from stoker.store.download.wanted import Fetched, Landing
+from tests.fakes.transport import FakeTransport, Scripted
+
+DATA = b"a listed file"
+FILE = LockedFile(
+    id="org/repo/a.bin",
+    sha256=digest_bytes(DATA),
+    size_bytes=len(DATA),
+    urls=("https://one.example/a.bin", "https://two.example/a.bin"),
+    license="",
+)
+
+
+class Scene:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.events: list[Event] = []
+        self.transport = FakeTransport(
+            lambda request: Scripted(status=404 if "one." in request.url else 200, body=DATA)
+        )
+
+    def fetch(self, *, offline: bool = False) -> Fetched:
+        tools = Tools(
+            transport=self.transport,
+            clock=FakeClock(),
+            free_bytes=lambda _: 1 << 50,
+            jitter=lambda: 0.5,
+            say=self.events.append,
+        )
+        return fetch_listed(
+            FILE,
+            Landing(folder=str(self.folder), name="a.bin"),
+            tools=tools,
+            patience=Patience(),
+            stop=Stop(),
+            headers_for=lambda url: {},
+            offline=offline,
+        )
+
+
+def test_the_next_address_is_tried_and_that_is_told(tmp_path):
+    scene = Scene(tmp_path)
+    fetched = scene.fetch()
+    assert fetched.url == FILE.urls[1]
+    (retry,) = [event.fields for event in scene.events if event.fields["phase"] == "retry"]
+    assert (retry["file"], retry["reason"], retry["attempt"]) == (FILE.id, "mirror", 1)
+
+
+def test_where_no_address_has_it_all_of_them_are_named(tmp_path):
+    scene = Scene(tmp_path)
+    scene.transport.script = lambda request: Scripted(status=404)
+    with pytest.raises(NotOnServer, match="none of 2 addresses has org/repo/a") as absent:
+        scene.fetch()
+    tried: Any = absent.value.data["tried"]
+    assert [one["url"] for one in tried] == list(FILE.urls)
+
+
+def test_offline_the_disk_is_asked_once_and_no_address_is_blamed(tmp_path):
+    scene = Scene(tmp_path)
+    with pytest.raises(NotOnServer, match="not on this machine") as absent:
+        scene.fetch(offline=True)
+    assert "addresses" not in absent.value.message
+    assert scene.transport.requests == []
