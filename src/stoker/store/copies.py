@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import stat
-import sys
-from typing import BinaryIO
 
 from stoker.host.durable import temp_name, translated
 from stoker.model.artifacts import TreeEntry
 from stoker.model.errors import LocalFile
 from stoker.store.local import LocalStore
+from stoker.store.materialise import copy_bytes
 from stoker.store.records import Record
 
 
@@ -62,16 +60,7 @@ def _write(store: LocalStore, record: Record, entry: TreeEntry, part: str) -> No
             target.write(record.inline[entry.path])
         else:
             with open(store.blob(entry), "rb") as source:
-                _copy_bytes(source, target)
+                copy_bytes(source, target)
         target.flush()
         # The sidecar that vouches for it is durable; so must the file be.
         os.fsync(target.fileno())
-
-
-def _copy_bytes(source: BinaryIO, target: BinaryIO) -> None:
-    if sys.platform == "linux":
-        # Shares the blocks where the file system can, so that a result does not take its space twice.
-        with contextlib.suppress(OSError):
-            while os.copy_file_range(source.fileno(), target.fileno(), 1 << 30):
-                pass
-    shutil.copyfileobj(source, target, 1 << 20)

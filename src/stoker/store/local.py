@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from stoker.host.brief_lock import BriefLocks
 from stoker.host.durable import (
@@ -35,11 +36,11 @@ from stoker.store.memo import Memo, stamp_of
 from stoker.store.places import Places
 from stoker.store.quarantine import set_aside
 from stoker.store.records import BadRecord, Record, parse_record, read_file, read_record
-from stoker.store.trees import Walked, hash_file, walk_tree
+from stoker.store.trees import Heed, Walked, hash_afresh, hash_file, walk_tree
 
 INLINE_FILE_BYTES = 4096
 INLINE_TOTAL_BYTES = 32 * 1024
-_MOST_INLINE_FILES = 256
+MOST_INLINE_FILES = 256
 
 # Being used is noted at most this often per record, so that a hit is not a write.
 _USED_AGAIN_S = 3600.0
@@ -133,8 +134,11 @@ class LocalStore:
         except BadRecord as error:
             return self._missing(key, str(error), data)
 
-    def verify_record(self, key: Digest) -> Found | Missing:
-        """Find the record under a key, hashing every byte again whatever the memo says. Does not count as use."""
+    def verify_record(self, key: Digest, *, holds: Callable[[TreeEntry], bool] | None = None) -> Found | Missing:
+        """Find the record under a key, hashing every byte again whatever the memo says. Does not count as use.
+
+        `holds` says of a blob whether it is whole, where somebody knows better or wants less.
+        """
         record = self.peek(key)
         if isinstance(record, Missing):
             return record
@@ -144,25 +148,24 @@ class LocalStore:
                 return self._missing(key, f"holds other bytes than it says for {entry.path}", record.to_bytes())
         if record.tree.digest() != record.digest:
             return self._missing(key, "names a tree that has another digest", record.to_bytes())
-        lost = []
-        for entry in record.blobs():
-            self.memo.forget(entry.sha256)
-            if not self.holds(entry):
-                lost.append(entry.path)
-        return Found(record=record, lost=tuple(lost))
+        judge = holds or (lambda entry: self.holds(entry, heed=_go_on))
+        return Found(record=record, lost=tuple(entry.path for entry in record.blobs() if not judge(entry)))
 
-    def holds(self, entry: TreeEntry) -> bool:
-        """Say whether the blob of an entry is here and whole. A damaged one is set aside."""
+    def holds(self, entry: TreeEntry, *, heed: Heed | None = None) -> bool:
+        """Say whether the blob of an entry is here and whole. A damaged one is set aside.
+
+        With `heed` every byte is hashed again, whatever the memo says.
+        """
         path = self.places.blob(entry.sha256)
         try:
             info = os.lstat(path)
         except OSError:
             return False
         is_likely = info.st_size == entry.size_bytes and stat.S_ISREG(info.st_mode)
-        if is_likely and self.memo.recall(entry.sha256, stamp_of(info)) == entry.sha256:
+        if is_likely and heed is None and self.memo.recall(entry.sha256, stamp_of(info)) == entry.sha256:
             return True
         try:
-            if is_likely and hash_file(path)[0] == entry.sha256:
+            if is_likely and (hash_file(path) if heed is None else hash_afresh(path, heed))[0] == entry.sha256:
                 self.memo.remember(entry.sha256, stamp_of(info), entry.sha256)
                 return True
         except StokerError:
@@ -236,7 +239,14 @@ class LocalStore:
             )
             raise Faults(fault.message, faults=(fault,))
         small = _SmallFiles()
-        found = walk_tree(folder, hasher=small.read_and_hash)
+        return self.keep(walk_tree(folder, hasher=small.read_and_hash), small.contents)
+
+    def keep(self, found: Sequence[Walked], contents: Mapping[str, bytes]) -> tuple[Tree, dict[str, bytes]]:
+        """Take in files that were found and hashed; their paths hold rubbish afterwards. Gives what `take_in` does.
+
+        Small ones whose contents are given, by path, go into the record while there is room. A file without a path must
+        be here already (`renew`).
+        """
         inline: dict[str, bytes] = {}
         room = INLINE_TOTAL_BYTES
         touched: set[str] = set()
@@ -244,8 +254,10 @@ class LocalStore:
             entry = walked.entry
             if entry.link_to is not None:
                 continue
-            if entry.size_bytes <= room and walked.path in small.contents:
-                inline[entry.path] = small.contents[walked.path]
+            if not walked.path:
+                touched.add(self._shard(self.places.blob(entry.sha256)))
+            elif entry.size_bytes <= room and walked.path in contents:
+                inline[entry.path] = contents[walked.path]
                 room -= entry.size_bytes
             else:
                 touched.add(self._keep_blob(walked))
@@ -258,12 +270,15 @@ class LocalStore:
         target = self.places.blob(walked.entry.sha256)
         folder = self._shard(target)
         self._on_step("keep_blob")
-        if not (self.holds(walked.entry) and self._renew(walked.entry, target)):
+        if not self.renew(walked.entry):
             self._move_in(walked, target)
         return folder
 
-    def _renew(self, entry: TreeEntry, target: str) -> bool:
-        """Make a blob young again, so that no prune takes it before our record names it. False: one just did."""
+    def renew(self, entry: TreeEntry) -> bool:
+        """Make a blob young again, so that no prune takes it before a record names it. False: it is gone or damaged."""
+        target = self.places.blob(entry.sha256)
+        if not self.holds(entry):
+            return False
         try:
             os.utime(target)
             info = os.lstat(target)
@@ -310,16 +325,35 @@ class LocalStore:
         write_file(path, data, mode=0o444, on_step=self._on_step)
         return Published(record=record, is_ours=True)
 
-    def swap(self, old: Record, new: Record | None) -> bool:
-        """Put a record (or nothing) in the place of another under its key. False: the other is not there any more."""
+    def swap(self, old: Record, new: Record | None, *, used_s: float = math.inf) -> bool:
+        """Put a record (or nothing) in the place of another under its key.
+
+        False: the other is not there any more, or was used after the time that is given.
+        """
         path = self.places.record(old.key)
         with self._replacing(path):
-            if not _still_is(path, old.to_bytes()):
+            if not _still_is(path, old.to_bytes()) or os.stat(path).st_mtime > used_s:
                 return False
             if new is not None:
                 write_file(path, new.to_bytes(), mode=0o444, on_step=self._on_step)
             else:
                 os.unlink(path)
+        return True
+
+    def renew_record(self, key: Digest) -> bool:
+        """Note that a record is used now, for all who mean to take it away. False: it is not here, or a tombstone."""
+        path = self.places.record(key)
+        self._shard(path)
+        with self._replacing(path):
+            try:
+                read = read_file(path)
+                if read is None or read_record(read[0], key).is_tombstone:
+                    return False
+            except BadRecord:
+                return False
+            # Later than before in any case: clocks tick coarsely, and are set back.
+            used_ns = max(read[1].st_mtime_ns + 1000, int(self._clock.wall_s() * 1e9))
+            os.utime(path, ns=(used_ns, used_ns))
         return True
 
     @contextlib.contextmanager
@@ -336,6 +370,10 @@ class LocalStore:
                     sync_dir(os.path.dirname(folder))
             self._made_folders.add(folder)
         return folder
+
+
+def _go_on(_size_bytes: int) -> None:
+    """Neither count nor wait."""
 
 
 def _still_is(path: str, data: bytes | None) -> bool:
@@ -368,7 +406,7 @@ class _SmallFiles:
 
     def read_and_hash(self, path: str) -> tuple[Digest, int]:
         # More of them than could ever be inline need not be kept.
-        if len(self.contents) < _MOST_INLINE_FILES:
+        if len(self.contents) < MOST_INLINE_FILES:
             with translated(path), open(path, "rb", buffering=0) as file:
                 data = file.read(INLINE_FILE_BYTES + 1)
             if len(data) <= INLINE_FILE_BYTES:

@@ -28,14 +28,27 @@ def _digest_file(path: str, *, memo: Memo, clock: Clock) -> tuple[Digest, int]:
     if not stat.S_ISREG(info.st_mode):
         raise LocalFile(f"neither a file nor a folder: {path}", hint="copy what it gives into a file first", path=path)
     stamp = stamp_of(info)
-    # In ASCII, because a name that is not Unicode can't be stored as text.
-    name = f"path:{path!a}"
-    known = memo.recall(name, stamp)
+    known = recall_file(path, info, memo=memo)
     if known is not None:
         return known, info.st_size
     digest, size_bytes = hash_file(path)
     with translated(path):
         is_same = stamp_of(os.stat(path)) == stamp
     if is_same:
-        memo.remember_settled(name, stamp, digest, now_s=clock.wall_s())
+        remember_file(path, info, digest, memo=memo, clock=clock)
     return digest, size_bytes
+
+
+def recall_file(path: str, info: os.stat_result, *, memo: Memo) -> Digest | None:
+    """Give the digest of a file, by its absolute path, if it is known and the file looks as it did then."""
+    return memo.recall(_name(path), stamp_of(info))
+
+
+def remember_file(path: str, info: os.stat_result, digest: Digest, *, memo: Memo, clock: Clock) -> None:
+    """Note the digest of a file that looked so before and after it was read."""
+    memo.remember_settled(_name(path), stamp_of(info), digest, now_s=clock.wall_s())
+
+
+def _name(path: str) -> str:
+    # In ASCII, because a name that is not Unicode can't be stored as text.
+    return f"path:{path!a}"

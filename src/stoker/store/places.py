@@ -6,6 +6,7 @@ A Stoker that lays things out differently must use another root: an older one wo
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 from stoker.host.durable import translated
 from stoker.model.digests import Digest
@@ -22,6 +23,9 @@ class Places:
         self.views = os.path.join(root, "views")
         self.quarantine = os.path.join(root, "quarantine")
         self.pins = os.path.join(root, "pins")
+        self.refs = os.path.join(root, "refs")
+        self.index = os.path.join(root, "index.jsonl")
+        self.uploads = os.path.join(root, "uploads")
         self.leases = os.path.join(root, "leases")
         self.memo = os.path.join(root, "memo.db")
 
@@ -29,9 +33,18 @@ class Places:
         """Create the folders that are missing."""
         with translated(self.root):
             for folder in (
-                self.blobs, self.records, self.staging, self.views, self.quarantine, self.pins, self.leases
+                self.blobs, self.records, self.staging, self.views, self.quarantine, self.pins, self.refs, self.leases
             ):  # fmt: skip
                 os.makedirs(folder, exist_ok=True)
+
+    def blob_files(self) -> Iterator[tuple[str, str]]:
+        """Give the name and the path of every file among the blobs, in the order of their names.
+
+        A name that is no digest is no blob, and may be there all the same; what comes or goes meanwhile may be given.
+        """
+        for shard in _names(self.blobs):
+            for name in _names(f"{self.blobs}/{shard}"):
+                yield name, f"{self.blobs}/{shard}/{name}"
 
     def blob(self, digest: Digest) -> str:
         return f"{self.blobs}/{digest[0]}/{digest}"
@@ -39,5 +52,21 @@ class Places:
     def record(self, key: Digest) -> str:
         return f"{self.records}/{key[0]}/{key}"
 
+    def upload(self, upload_id: str) -> str:
+        return f"{self.uploads}/{upload_id}"
+
     def view(self, digest: Digest) -> str:
         return f"{self.views}/{digest}"
+
+
+def names_in(folder: str) -> list[str]:
+    """Give the names in a folder, sorted; none if there is no such folder."""
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _names(folder: str) -> list[str]:
+    with translated(folder):
+        return names_in(folder)

@@ -6,9 +6,36 @@ import contextlib
 import itertools
 import os
 
-from stoker.model.json_text import dumps
+from stoker.host.disk import folder_bytes
+from stoker.host.durable import read_regular
+from stoker.model.frozen import frozen
+from stoker.model.json_text import dumps, loads
+from stoker.store.places import names_in
 
 _counter = itertools.count()
+_REASON = ".reason.json"
+_LARGEST_REASON_BYTES = 1 << 16
+
+
+@frozen
+class SetAside:
+    """Something that was found damaged, where it lies now."""
+
+    path: str
+    reason: str
+    at_s: float
+    size_bytes: int
+
+    @property
+    def paths(self) -> tuple[str, str]:
+        """The thing itself, and the file that says why it lies here."""
+        return self.path, f"{self.path}{_REASON}"
+
+
+def list_quarantine(quarantine: str) -> list[SetAside]:
+    """Give what was set aside, the oldest first."""
+    found = [_describe(os.path.join(quarantine, name)) for name in names_in(quarantine) if not name.endswith(_REASON)]
+    return sorted(found, key=lambda one: (one.at_s, one.path))
 
 
 def set_aside(path: str, quarantine: str, *, reason: str, now_s: float, seen: os.stat_result | None = None) -> str:
@@ -33,6 +60,22 @@ def set_aside(path: str, quarantine: str, *, reason: str, now_s: float, seen: os
     except OSError:
         return ""
     # A full disk still takes the move, and that is what counts.
-    with contextlib.suppress(OSError), open(f"{target}.reason.json", "w", encoding="utf-8") as file:
+    with contextlib.suppress(OSError), open(f"{target}{_REASON}", "w", encoding="utf-8") as file:
         file.write(dumps({"path": path, "reason": reason, "at": now_s}) + "\n")
     return target
+
+
+def _describe(path: str) -> SetAside:
+    try:
+        raw = loads(read_regular(f"{path}{_REASON}", _LARGEST_REASON_BYTES))
+        reason, at_s = str(raw["reason"]), float(raw["at"])
+    except (OSError, ValueError, KeyError, TypeError):
+        reason, at_s = "nobody wrote down why", _changed_s(path)
+    return SetAside(path=path, reason=reason, at_s=at_s, size_bytes=folder_bytes(path))
+
+
+def _changed_s(path: str) -> float:
+    try:
+        return os.lstat(path).st_ctime
+    except OSError:
+        return 0.0

@@ -72,6 +72,19 @@ def lay_out(store: LocalStore, parts: list[Part], folder: str) -> LaidOut:
     return LaidOut(folder=folder, files=tuple(sorted(wanted)), kept_edits=tuple(sorted(desk.kept)))
 
 
+def is_sidecar(path: str) -> bool:
+    """Say whether a file is a sidecar that we wrote, and not somebody's own file of that name."""
+    if os.path.islink(path):
+        return False
+    try:
+        body = loads(_read(path))
+    except ValueError:
+        return False
+    if not isinstance(body, dict) or body.keys() != {"v", "artifacts", "files"}:
+        return False
+    return isinstance(body["artifacts"], list) and isinstance(body["files"], dict)
+
+
 def point_last_at(out: str, name: str) -> None:
     """Make `stoker-out/last` lead to the newest result."""
     link = os.path.join(out, "last")

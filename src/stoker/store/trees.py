@@ -20,7 +20,11 @@ from stoker.model.errors import Fault, Faults
 
 Hasher = Callable[[str], tuple[Digest, int]]
 
+Heed = Callable[[int], None]
+"""Is told of every piece of so many bytes once it was read: to count, to wait, or to stop by raising."""
+
 _BLOCK_BYTES = 1 << 20
+_HINT = "a tree is files, folders and symlinks that stay inside it, under names that are Unicode: take the rest out"
 
 
 class Walked(NamedTuple):
@@ -44,6 +48,20 @@ def hash_file(path: str) -> tuple[Digest, int]:
         return Digest(digest.hexdigest()), file.tell()
 
 
+def hash_afresh(path: str, heed: Heed) -> tuple[Digest, int]:
+    """Do what `hash_file` does piece by piece, from the disk itself where the system lets go of what it remembers."""
+    digest = sha256()
+    size_bytes = 0
+    with translated(path), open(path, "rb", buffering=0) as file:
+        _let_go(file.fileno())
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+            size_bytes += len(block)
+            heed(len(block))
+        _let_go(file.fileno())
+    return Digest(digest.hexdigest()), size_bytes
+
+
 def scan_tree(root: str, *, hasher: Hasher = hash_file) -> Tree:
     """Read a folder as a tree, hashing every file."""
     return Tree(tuple(walked.entry for walked in walk_tree(root, hasher=hasher)))
@@ -55,7 +73,11 @@ def walk_tree(root: str, *, hasher: Hasher = hash_file) -> list[Walked]:
     walk.run()
     if walk.faults:
         walk.faults.sort(key=lambda fault: fault.where)
-        raise Faults("the folder holds what a tree can't keep", faults=tuple(walk.faults), folder=root)
+        faults = tuple(walk.faults)
+        headline = (
+            str(faults[0]) if len(faults) == 1 else f"the folder holds {len(faults)} things that a tree can't keep"
+        )
+        raise Faults(headline, faults=faults, hint=_HINT, folder=root)
     walk.found.sort(key=lambda walked: walked.entry.path)
     return walk.found
 
@@ -103,6 +125,11 @@ class _Walk:
             text = target.encode()
             link = TreeEntry(path, len(text), digest_bytes(text), link_to=target)
             self.found.append(Walked(link, entry.path, entry.stat(follow_symlinks=False)))
+
+
+def _let_go(descriptor: int) -> None:
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _leads_out(root: str, path: str, target: str) -> bool:

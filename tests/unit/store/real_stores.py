@@ -12,8 +12,12 @@ from stoker.host.durable import NO_STEP, remove_tree
 from stoker.model.clock import Clock, FakeClock
 from stoker.model.digests import Digest, digest_value
 from stoker.model.json_text import loads
+from stoker.store.by_name import resolve
 from stoker.store.local import Found, LocalStore, Published
+from stoker.store.prune import Swept, carry_out
+from stoker.store.putting import PutThing, Putting, Wish, survey
 from stoker.store.records import Record
+from stoker.store.retention import GRACE_S, decide_prune
 
 # Past what goes inline, so that it becomes a blob.
 BIG = 5000
@@ -99,3 +103,23 @@ def quarantined(store: LocalStore) -> list[str]:
 def files_below(folder: Path | str) -> dict[str, bytes]:
     top = Path(folder)
     return {str(path.relative_to(top)): path.read_bytes() for path in sorted(top.rglob("*")) if path.is_file()}
+
+
+def sweep(store: LocalStore, *, clock: Clock, grace_s: float = GRACE_S) -> Swept:
+    """Prune without letting go of any record: only what nobody names goes."""
+    nothing = decide_prune((), now_s=clock.wall_s(), max_bytes=None, older_than_s=None)
+    return carry_out(store, nothing, clock=clock, grace_s=grace_s)
+
+
+def put_in(
+    store: LocalStore, path: Path | str, name: str, *, replace: bool = False, clock: Clock | None = None
+) -> PutThing:
+    """Put a file or a folder, as the command does, without its screen."""
+    wish = Wish(name=name, replace=replace, source=str(path))
+    return Putting(store, clock=clock or clock_of_now(), heed=lambda _: None).put(survey(str(path)), wish)
+
+
+def put_contents(store: LocalStore, name: str) -> dict[str, bytes]:
+    """Give the files of what a name stands for."""
+    (record,) = resolve(store, name)
+    return contents(store, record)

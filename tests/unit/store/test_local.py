@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.model.clock import FakeClock
 from stoker.model.digests import digest_bytes
 from stoker.model.errors import CorruptBytes, Faults, NotFound
 from stoker.store import local
@@ -163,11 +164,12 @@ def test_a_blob_that_looks_the_same_is_not_hashed_again(store, monkeypatch):
     commit(store, "a", FILES)
     hashed: list[str] = []
 
-    def watched(path: str):
+    def watched(path: str, _heed=None):
         hashed.append(path)
         return hash_file(path)
 
     monkeypatch.setattr(local, "hash_file", watched)
+    monkeypatch.setattr(local, "hash_afresh", watched)
     assert found(store, "a").has_bytes
     assert hashed == []
     os.utime(blob_of(store, "a", "big"))
@@ -294,14 +296,16 @@ def test_a_blob_that_is_pruned_between_the_look_and_the_touch_is_brought_in_agai
     store = make_store(tmp_path)
     commit(store, "a", {"x": b"1" * BIG})
     blob = blob_of(store, "a", "x")
-    really = store._renew
+    really = store.holds
 
-    def pruned_just_before(entry, target):
-        blob.unlink()
-        return really(entry, target)
+    def pruned_just_after(entry):
+        is_here = really(entry)
+        blob.unlink(missing_ok=True)
+        return is_here
 
-    monkeypatch.setattr(store, "_renew", pruned_just_before)
+    monkeypatch.setattr(store, "holds", pruned_just_after)
     commit(store, "b", {"y": b"1" * BIG})
+    monkeypatch.undo()
     assert contents(store, found(store, "b").record) == {"y": b"1" * BIG}
 
 
@@ -332,3 +336,33 @@ def test_a_store_moved_elsewhere_still_has_everything(tmp_path):
     os.rename(tmp_path / "one", tmp_path / "two")
     store = make_store(tmp_path / "two")
     assert contents(store, found(store, "a").record) == FILES
+
+
+def test_a_record_that_is_renewed_stays_for_whoever_meant_to_take_it_before(tmp_path):
+    store = make_store(tmp_path)
+    record = commit(store, "a", {"x": b"1" * BIG}).record
+    used_s = record_of(store, "a").stat().st_mtime
+    assert store.renew_record(key_of("a"))
+    assert not store.swap(record, record.without_bytes(), used_s=used_s)
+    assert found(store, "a").has_bytes
+    assert store.swap(record, record.without_bytes(), used_s=record_of(store, "a").stat().st_mtime)
+
+
+def test_a_record_is_renewed_to_a_later_time_even_by_a_clock_that_was_set_back(tmp_path):
+    store = make_store(tmp_path, clock=FakeClock(start_s=1000.0))
+    commit(store, "a", {"x": b"1"})
+    for _ in range(3):
+        before_s = record_of(store, "a").stat().st_mtime
+        assert store.renew_record(key_of("a"))
+        assert record_of(store, "a").stat().st_mtime > before_s
+
+
+def test_what_is_missing_damaged_or_a_tombstone_is_not_renewed(tmp_path):
+    store = make_store(tmp_path)
+    assert not store.renew_record(key_of("a"))
+    record = commit(store, "a", {"x": b"1" * BIG}).record
+    store.swap(record, record.without_bytes())
+    assert not store.renew_record(key_of("a"))
+    commit(store, "b", {"x": b"1"})
+    os.truncate(record_of(store, "b"), 10)
+    assert not store.renew_record(key_of("b"))

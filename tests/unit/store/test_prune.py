@@ -13,9 +13,9 @@ from stoker.model.errors import CorruptBytes
 from stoker.store import prune
 from stoker.store.local import LocalStore
 from stoker.store.pins import list_pins, pin
-from stoker.store.prune import GRACE_S, Swept, all_records, candidates, carry_out, sweep
+from stoker.store.prune import Swept, all_records, candidates, carry_out, young_bytes
 from stoker.store.records import Record
-from stoker.store.retention import PruneDecision, decide_prune
+from stoker.store.retention import GRACE_S, PruneDecision, decide_prune
 from stoker.store.views import open_view
 from tests.unit.host.real_processes import wait_until
 from tests.unit.store.real_stores import (
@@ -30,6 +30,7 @@ from tests.unit.store.real_stores import (
     make_store,
     record_of,
     stage_and_take_in,
+    sweep,
 )
 
 
@@ -130,6 +131,27 @@ def test_what_is_decided_to_be_freed_is_what_is_freed(pruned):
     decision = pruned.decide()
     assert decision.before_bytes == sum(path.stat().st_size for path in Path(pruned.store.places.blobs).rglob("*/*"))
     assert carry_out(pruned.store, decision, clock=pruned.clock).blob_bytes == decision.freed_bytes
+
+
+def test_what_lay_in_records_counts_as_freed(pruned):
+    pruned.add("a", {"x": b"1" * BIG, "small": b"12345"})
+    decision = pruned.decide()
+    swept = carry_out(pruned.store, decision, clock=pruned.clock)
+    assert (swept.inline_bytes, swept.freed_bytes) == (5, BIG + 5)
+    assert decision.freed_bytes == BIG + 5
+
+
+def test_bytes_that_will_be_spared_because_they_are_young_are_known_before(pruned):
+    pruned.add("a", {"x": b"1" * BIG, "small": b"12345"})
+    decision = pruned.decide()
+    now = FakeClock(start_s=time.time() + 60)
+    assert young_bytes(pruned.store, decision, clock=now) == 0
+    staging = pruned.store.new_staging("work")
+    assert young_bytes(pruned.store, decision, clock=now, leftovers=[staging]) == 0
+    assert young_bytes(pruned.store, decision, clock=now) == BIG
+    assert carry_out(pruned.store, decision, clock=now).freed_bytes == 5
+    later = FakeClock(start_s=time.time() + 3700)
+    assert young_bytes(pruned.store, decision, clock=later) == 0
 
 
 def test_pinned_records_stay(pruned):

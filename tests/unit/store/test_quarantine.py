@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from stoker.model.json_text import loads
-from stoker.store.quarantine import set_aside
+from stoker.store.quarantine import list_quarantine, set_aside
 
 
 def aside(tmp_path: Path, path: Path, *, seen: os.stat_result | None = None) -> str:
@@ -63,3 +63,26 @@ def test_a_quarantine_that_can_not_be_made_is_no_error(tmp_path):
     (tmp_path / "bad").write_bytes(b"bad")
     assert aside(tmp_path, tmp_path / "bad") == ""
     assert (tmp_path / "bad").read_bytes() == b"bad"
+
+
+def test_what_was_set_aside_is_listed_the_oldest_first_with_its_reason_and_size(tmp_path):
+    quarantine = str(tmp_path / "quarantine")
+    assert list_quarantine(quarantine) == []
+    for name, at_s in (("b", 200.0), ("a", 300.0), ("c", 100.0)):
+        (tmp_path / name).write_bytes(name.encode() * 7)
+        set_aside(str(tmp_path / name), quarantine, reason=f"{name} is bad", now_s=at_s)
+    listed = list_quarantine(quarantine)
+    assert [(one.reason, one.at_s, one.size_bytes) for one in listed] == [
+        ("c is bad", 100.0, 7), ("b is bad", 200.0, 7), ("a is bad", 300.0, 7)
+    ]  # fmt: skip
+    assert {name for one in listed for name in map(os.path.basename, one.paths)} == set(os.listdir(quarantine))
+
+
+def test_what_lies_in_quarantine_without_a_readable_reason_is_listed_all_the_same(tmp_path):
+    quarantine = tmp_path / "quarantine"
+    (quarantine / "folder").mkdir(parents=True)
+    (quarantine / "folder" / "x").write_bytes(b"123")
+    (quarantine / "folder.reason.json").write_bytes(b"torn")
+    (one,) = list_quarantine(str(quarantine))
+    assert (one.reason, one.size_bytes) == ("nobody wrote down why", 3)
+    assert one.at_s > 0

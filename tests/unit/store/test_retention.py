@@ -8,7 +8,7 @@ NOW_S = 1_000 * DAY_S
 
 
 def candidate(
-    name: str, *, days: float, blobs: dict[str, int] | None = None, inline: int = 0, kept: str = ""
+    name: str, *, days: float, blobs: dict[str, int] | None = None, inline: int = 0, kept: str = "", let_go: str = ""
 ) -> Candidate:
     return Candidate(
         key=key_of(name),
@@ -17,6 +17,7 @@ def candidate(
         inline_bytes=inline,
         label=name,
         is_kept=kept,
+        let_go=let_go,
     )
 
 
@@ -47,6 +48,12 @@ def test_what_was_unused_for_too_long_goes_and_says_for_how_long():
     decision = decide(candidate("old", days=31, inline=1), candidate("new", days=29, inline=1), older_days=30)
     assert labels(decision) == ["old"]
     assert decision.removals[0].why == "unused for 31.0 days"
+
+
+def test_a_removal_names_the_blobs_that_nobody_else_has():
+    first = candidate("first", days=3, blobs={"shared": 100, "own": 5})
+    decision = decide(first, candidate("second", days=2, blobs={"shared": 100}), older_days=2.5)
+    assert decision.removals[0].freed_blobs == ((digest_bytes(b"own"), 5),)
 
 
 def test_equal_times_are_decided_the_same_way_every_time():
@@ -87,3 +94,18 @@ def test_a_record_whose_bytes_stay_anyway_is_not_let_go_for_nothing():
     other = candidate("other", days=2, blobs={"other": 50})
     assert labels(decide(pinned, sharing, other, max_bytes=100)) == ["other"]
     assert labels(decide(pinned, sharing, other, older_days=5)) == ["sharing"]
+
+
+def test_what_was_let_go_of_goes_without_any_limit_and_says_why():
+    decision = decide(candidate("put", days=1, inline=7, let_go="no name"), candidate("result", days=900, inline=1))
+    assert labels(decision) == ["put"]
+    assert (decision.removals[0].why, decision.freed_bytes) == ("no name", 7)
+
+
+def test_what_was_let_go_of_a_moment_ago_is_spared_and_what_is_pinned_stays():
+    young = candidate("young", days=0.01, inline=1, let_go="no name")
+    pinned = candidate("pinned", days=9, inline=1, let_go="no name", kept="pinned as p")
+    decision = decide(young, pinned)
+    assert labels(decision) == []
+    assert decision.kept_by_reason == {"pinned as p": 1, "put without a name, for less than an hour": 1}
+    assert labels(decide(young, max_bytes=0)) == ["young"]

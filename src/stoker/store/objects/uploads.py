@@ -1,0 +1,180 @@
+"""Objects on their way in, over several connections, processes and boots.
+
+An upload is a folder: what it is to become (`sealed`), and the bytes that have come. The former also says how many of
+those are known to be on the disk, and in which boot that was written: within the same boot every byte that was written
+is there, after a power cut only the durable ones are trusted. Bytes are judged when all have come, not before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from stoker.host.durable import read_regular, remove_tree, translated, write_all, write_file
+from stoker.host.identity import mine
+from stoker.host.lockfile import Lock
+from stoker.model.clock import Clock
+from stoker.model.digests import Digest, is_digest
+from stoker.model.errors import BadInput, HashMismatch, LockHeld, NotFound, Refused
+from stoker.model.frozen import changed
+from stoker.store.objects.seam import Upload
+from stoker.store.places import Places, names_in
+from stoker.store.sealed import seal, unseal
+
+_ID_BYTES = 16
+_HEX = frozenset("0123456789abcdef")
+_BLOCK_BYTES = 1 << 20
+_LONGEST_ABOUT_BYTES = 4096
+_SEAL = "upload/1"
+_OPEN_PART = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class LocalUploads:
+    """The uploads below a store's root."""
+
+    def __init__(self, places: Places, *, clock: Clock) -> None:
+        self._places = places
+        self._clock = clock
+
+    def begin(self, digest: Digest, size_bytes: int) -> Upload:
+        upload = Upload(id=os.urandom(_ID_BYTES).hex(), digest=digest, size_bytes=size_bytes, offset=0)
+        folder = self._places.upload(upload.id)
+        with translated(folder):
+            os.makedirs(folder)
+            os.close(os.open(self._part(upload.id), _OPEN_PART, 0o600))
+        self._note(upload)
+        return upload
+
+    def look(self, upload_id: str) -> Upload:
+        return self._read(upload_id)
+
+    def append(self, upload_id: str, offset: int, stream: BinaryIO) -> Upload:
+        with self._alone(upload_id) as upload:
+            if offset != upload.offset:
+                raise Refused(
+                    f"upload {upload.id[:12]} goes on at byte {upload.offset}, not at {offset}",
+                    hint="ask how far it is, and send from there",
+                    offset=upload.offset,
+                )
+            part = self._part(upload.id)
+            with translated(part):
+                descriptor = os.open(part, _OPEN_PART, 0o600)
+            with open(descriptor, "r+b", buffering=0) as file:
+                try:
+                    # What a power cut left behind the durable bytes is not to be trusted.
+                    file.truncate(offset)
+                    _pour(stream, file, offset, upload)
+                finally:
+                    with translated(part):
+                        came = changed(upload, offset=os.fstat(file.fileno()).st_size)
+                        os.fsync(file.fileno())
+                    self._note(came)
+            return came
+
+    @contextlib.contextmanager
+    def finishing(self, upload_id: str) -> Iterator[tuple[Upload, str]]:
+        """Give an upload and where its bytes lie. It is gone after the block.
+
+        `HashMismatch` takes it away as well; any other error leaves it as it is, to be finished later.
+        """
+        with self._alone(upload_id) as upload:
+            try:
+                yield upload, self._part(upload.id)
+            except HashMismatch:
+                remove_tree(self._places.upload(upload.id))
+                raise
+            remove_tree(self._places.upload(upload.id))
+
+    def abandon(self, upload_id: str) -> bool:
+        try:
+            with self._alone(upload_id):
+                return remove_tree(self._places.upload(upload_id))
+        except NotFound:
+            return False
+
+    def sweep(self, *, grace_s: float) -> tuple[str, ...]:
+        before_s = self._clock.wall_s() - grace_s
+        return tuple(name for name in self.stale(grace_s=grace_s) if self._sweep_one(name, before_s))
+
+    def stale(self, *, grace_s: float) -> tuple[str, ...]:
+        before_s = self._clock.wall_s() - grace_s
+        with translated(self._places.uploads):
+            names = names_in(self._places.uploads)
+        return tuple(name for name in names if _is_id(name) and _last_touched_s(self._places.upload(name)) <= before_s)
+
+    def _sweep_one(self, name: str, before_s: float) -> bool:
+        folder = self._places.upload(name)
+        try:
+            with Lock(os.path.join(folder, "lock"), "sweep stale uploads", wait_s=0.0, clock=self._clock):
+                return _last_touched_s(folder) <= before_s and remove_tree(folder)
+        except LockHeld:
+            return False
+
+    @contextlib.contextmanager
+    def _alone(self, upload_id: str) -> Iterator[Upload]:
+        self._read(upload_id)
+        lock = os.path.join(self._places.upload(upload_id), "lock")
+        with Lock(lock, "add to an upload", wait_s=0.0, clock=self._clock):
+            # Again: it may have grown, or been finished, until we had it alone.
+            yield self._read(upload_id)
+
+    def _read(self, upload_id: str) -> Upload:
+        if not _is_id(upload_id):
+            raise BadInput(f"not the id of an upload: {upload_id[:80]!r}")
+        try:
+            about = unseal(_SEAL, read_regular(self._about(upload_id), _LONGEST_ABOUT_BYTES))
+            digest, size_bytes, durable_bytes = about["digest"], about["size_bytes"], about["durable_bytes"]
+            is_of_this_boot = about["boot_id"] == mine().boot_id
+            if not (is_digest(digest) and 0 <= durable_bytes <= size_bytes):
+                message = "out of bounds"
+                raise ValueError(message)
+        except (OSError, ValueError, KeyError, TypeError):
+            raise NotFound(f"no upload {upload_id[:12]} here", hint="begin it anew") from None
+        try:
+            written = min(os.stat(self._part(upload_id), follow_symlinks=False).st_size, size_bytes)
+        except FileNotFoundError:
+            written = 0
+        offset = written if is_of_this_boot else min(written, durable_bytes)
+        return Upload(id=upload_id, digest=Digest(digest), size_bytes=size_bytes, offset=offset)
+
+    def _note(self, upload: Upload) -> None:
+        about = {
+            "digest": upload.digest,
+            "size_bytes": upload.size_bytes,
+            "durable_bytes": upload.offset,
+            "boot_id": mine().boot_id,
+        }
+        write_file(self._about(upload.id), seal(_SEAL, about))
+
+    def _about(self, upload_id: str) -> str:
+        return os.path.join(self._places.upload(upload_id), "about.json")
+
+    def _part(self, upload_id: str) -> str:
+        return os.path.join(self._places.upload(upload_id), "part")
+
+
+def _pour(stream: BinaryIO, file: BinaryIO, start: int, upload: Upload) -> None:
+    # Only what the disk says is translated: what breaks the stream is its owner's affair.
+    at = start
+    while block := stream.read(_BLOCK_BYTES):
+        if at + len(block) > upload.size_bytes:
+            file.truncate(start)
+            most = upload.size_bytes
+            raise BadInput(f"more bytes came than the {most} that were announced", hint="begin a new upload")
+        with translated(f"upload {upload.id[:12]}"):
+            write_all(file.fileno(), block, at)
+        at += len(block)
+
+
+def _last_touched_s(folder: str) -> float:
+    newest_s = 0.0
+    for name in ("", "about.json", "part"):
+        with contextlib.suppress(OSError):
+            newest_s = max(newest_s, os.lstat(os.path.join(folder, name)).st_mtime)
+    return newest_s
+
+
+def _is_id(text: str) -> bool:
+    return len(text) == 2 * _ID_BYTES and _HEX.issuperset(text)

@@ -1,0 +1,179 @@
+"""Refs: names for what was put into the store. A ref keeps its thing from pruning until it is taken away.
+
+A ref is one small file that vouches for itself (`sealed`). A damaged one keeps something that nobody knows, so nothing
+is pruned until it is mended (`stoker store verify` reads it back from the index of what was put) or taken away.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+from urllib.parse import quote, unquote
+
+from stoker.host.brief_lock import BriefLocks
+from stoker.host.durable import NO_STEP, read_regular, remove_tree, sync_dir, translated, write_file
+from stoker.model.digests import Digest, is_digest
+from stoker.model.errors import BadInput, CorruptBytes, Refused
+from stoker.model.frozen import frozen
+from stoker.store.places import Places
+from stoker.store.sealed import BrokenSeal, seal, unseal
+
+PUT = "put"
+"""What the record of a thing that was put says where a result names its stage."""
+
+_SUFFIX = ".ref"
+_SEAL = "ref/1"
+_LARGEST_BYTES = 1 << 16
+_LONGEST_NAME_BYTES = 200
+
+
+@frozen
+class Ref:
+    """A name and the thing it stands for."""
+
+    name: str
+    digest: Digest
+    """Of the tree."""
+    key: Digest
+    kind: str = ""
+    files: int = 0
+    size_bytes: int = 0
+    at_s: float = 0.0
+    damage: str = ""
+    """Why its file can't be read; what it kept is then unknown."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "digest": self.digest,
+            "key": self.key,
+            "kind": self.kind,
+            "files": self.files,
+            "bytes": self.size_bytes,
+            "at_s": self.at_s,
+        }
+
+    @classmethod
+    def from_json(cls, raw: dict[str, Any]) -> Ref:
+        """Read what `to_json` gave; `ValueError` if it is not that."""
+        try:
+            digest, key = Digest(raw["digest"]), Digest(raw["key"])
+            ref = cls(
+                name=str(raw["name"]),
+                digest=digest,
+                key=key,
+                kind=str(raw["kind"]),
+                files=int(raw["files"]),
+                size_bytes=int(raw["bytes"]),
+                at_s=float(raw["at_s"]),
+            )
+        except (KeyError, TypeError) as error:
+            message = f"{type(error).__name__}: {error}"
+            raise ValueError(message) from None
+        if not is_digest(digest) or not is_digest(key):
+            message = "what it names is not a digest"
+            raise ValueError(message)
+        return ref
+
+
+def check_ref_name(name: str) -> str:
+    """Give a name back if a ref may have it; `BadInput` says why not."""
+    why = ""
+    if not name or name in (".", "..", "last"):
+        why = "it means something else" if name else "it is empty"
+    elif name.startswith("-") or "/" in name or not name.isprintable():
+        why = "no dash at its beginning, no slash, no control characters"
+    elif is_digest(name):
+        why = "it looks like a digest"
+    elif len(quote(name, safe="")) > _LONGEST_NAME_BYTES:
+        why = "it is too long"
+    if why:
+        raise BadInput(f"{name!r} can't be a name here: {why}", hint="choose another one with --as NAME")
+    return name
+
+
+def set_ref(places: Places, ref: Ref, *, replace: bool, on_step: Callable[[str], None] = NO_STEP) -> Ref | None:
+    """Let a name stand for a thing, durably; give what it stood for before, if that was something else.
+
+    `Refused` if it stands for something else and may not be moved.
+    """
+    path = _path(places, ref.name)
+    with closing(BriefLocks()) as locks, locks.hold(os.path.join(places.refs, ".lock")):
+        before = find_ref(places, ref.name)
+        if before is not None and before.key == ref.key and before.kind == ref.kind:
+            return None
+        refuse_taken(before, ref.key, replace=replace)
+        on_step("ref")
+        write_file(path, seal(_SEAL, ref.to_json()), mode=0o444, on_step=on_step)
+    return before if before is not None and before.key != ref.key else None
+
+
+def refuse_taken(before: Ref | None, key: Digest, *, replace: bool) -> None:
+    """Raise `Refused` if a name stands for something else than what lies under `key` and may not be moved."""
+    if before is not None and before.key != key and not replace:
+        stands_for = f"something that can't be read ({before.damage})" if before.damage else before.digest[:12]
+        raise Refused(
+            f"{before.name!r} stands for something else already: {stands_for}",
+            hint="--replace moves the name, --as NAME chooses another one",
+            digest=before.digest,
+        )
+
+
+def remove_ref(places: Places, name: str) -> bool:
+    """Take a name away, a damaged one too; says whether there was one."""
+    with closing(BriefLocks()) as locks, locks.hold(os.path.join(places.refs, ".lock")):
+        if not remove_tree(_path(places, name)):
+            return False
+        sync_dir(places.refs)
+    return True
+
+
+def list_refs(places: Places) -> list[Ref]:
+    """Give all refs by name, damaged ones included."""
+    with translated(places.refs):
+        files = sorted(os.listdir(places.refs)) if os.path.isdir(places.refs) else []
+    names = [unquote(file.removesuffix(_SUFFIX), errors="surrogateescape") for file in files if file.endswith(_SUFFIX)]
+    return [ref for name in names if (ref := find_ref(places, name)) is not None]
+
+
+def find_ref(places: Places, name: str) -> Ref | None:
+    """Give the ref of a name, or nothing."""
+    path = _path(places, name)
+    if not os.path.lexists(path):
+        return None
+    try:
+        ref = Ref.from_json(unseal(_SEAL, read_regular(path, _LARGEST_BYTES)))
+    except FileNotFoundError:
+        return None
+    except BrokenSeal as broken:
+        return _damaged(name, f"it {broken}")
+    except (OSError, ValueError) as error:
+        return _damaged(name, str(error))
+    return ref if ref.name == name else _damaged(name, f"it is the ref of {ref.name!r}")
+
+
+def ref_path(places: Places, name: str) -> str:
+    """Say where the file of a ref lies."""
+    return _path(places, name)
+
+
+def refuse_if_refs_damaged(places: Places) -> None:
+    """Raise `CorruptBytes` if some ref can't be read: nobody knows what may not go then."""
+    damaged = [ref for ref in list_refs(places) if ref.damage]
+    if damaged:
+        first = damaged[0]
+        raise CorruptBytes(
+            f"the ref {first.name} can't be read, so nobody knows what it keeps: {first.damage}",
+            hint="`stoker store verify` mends it where it can; or take it away: "
+            f"stoker store refs {first.name} --remove",
+        )
+
+
+def _damaged(name: str, why: str) -> Ref:
+    return Ref(name=name, digest=Digest(""), key=Digest(""), damage=why)
+
+
+def _path(places: Places, name: str) -> str:
+    return os.path.join(places.refs, f"{quote(name, safe='', errors='surrogateescape')}{_SUFFIX}")
