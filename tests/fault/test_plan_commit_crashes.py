@@ -13,6 +13,7 @@ from stoker.plan.authoring import PlanBuilder
 from stoker.plan.graph import Plan
 from stoker.plan.lease import LeaseBook
 from stoker.store.local import Found
+from stoker.store.objects.local import LocalObjects
 from stoker.store.prune import all_records
 from stoker.worker.upkeep import clear_rubbish, find_rubbish
 from tests.unit.host.real_processes import code_of, fork
@@ -97,7 +98,8 @@ def _clear(home: Path) -> None:
     """What the dead left is found, and can be cleared without harm."""
     with Lab(home) as lab:
         leases = LeaseBook(lab.store.places.leases, clock=lab.clock)
-        clear_rubbish(find_rubbish(lab.store, leases, lab.clock), leases)
+        objects = LocalObjects(lab.store, clock=lab.clock)
+        clear_rubbish(find_rubbish(lab.store, objects, leases, lab.clock), leases)
         assert lab.staged() == []
         assert [name for name in os.listdir(lab.store.places.leases) if not name.startswith(".")] == []
         ran = lab.run(plan())

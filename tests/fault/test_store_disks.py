@@ -17,11 +17,12 @@ from stoker.store.local import Found, LocalStore, Missing
 from stoker.store.local_files import digest_path
 from stoker.store.memo import stamp_of
 from stoker.store.pins import pin
-from stoker.store.prune import candidates, carry_out, sweep
+from stoker.store.prune import candidates, carry_out
 from stoker.store.records import Record
 from stoker.store.results import Part, lay_out
 from stoker.store.retention import PruneDecision, decide_prune
 from stoker.store.views import changed_inputs, open_view
+from tests.others import let_others_in
 from tests.unit.host.real_mounts import small_disk
 from tests.unit.host.real_processes import code_of, fork
 from tests.unit.store.real_stores import (
@@ -36,6 +37,7 @@ from tests.unit.store.real_stores import (
     make_store,
     quarantined,
     record_of,
+    sweep,
 )
 
 EARLIER = {"model": b"e" * 100_000, "notes": b"earlier"}
@@ -219,8 +221,7 @@ def others(tmp_path):
     """A store that everybody may look into, and a way to be somebody else."""
     if os.getuid() != 0:
         pytest.skip("becoming another user is not permitted here")
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
+    let_others_in(tmp_path)
     store = make_store(tmp_path / "store")
     commit(store, "a", {"x": b"1" * BIG, "small": b"s"})
     commit(store, "hidden", {"x": b"2" * BIG})

@@ -18,10 +18,10 @@ from stoker.host.durable import remove_tree
 from stoker.model.clock import FakeClock
 from stoker.model.digests import digest_bytes, is_digest
 from stoker.store.local import Found, LocalStore, Missing
-from stoker.store.prune import GRACE_S, all_records, candidates, carry_out, sweep
+from stoker.store.prune import all_records, candidates, carry_out
 from stoker.store.records import Record
 from stoker.store.results import SIDECAR, Part, lay_out
-from stoker.store.retention import decide_prune
+from stoker.store.retention import GRACE_S, decide_prune
 from stoker.store.views import open_view
 from tests.unit.host.real_processes import code_of, fork
 from tests.unit.store.real_stores import (
@@ -35,6 +35,7 @@ from tests.unit.store.real_stores import (
     make_store,
     quarantined,
     record_of,
+    sweep,
 )
 
 OLD = {"model": b"old" * BIG, "notes": b"old", "shared": b"shared" * BIG}

@@ -19,10 +19,10 @@ from stoker.model.clock import FakeClock, SystemClock
 from stoker.model.digests import digest_bytes
 from stoker.model.errors import CorruptBytes
 from stoker.store.local import Found, LocalStore
-from stoker.store.prune import GRACE_S, all_records, candidates, carry_out, sweep
+from stoker.store.prune import all_records, candidates, carry_out
 from stoker.store.records import Record
 from stoker.store.results import SIDECAR, Part, lay_out
-from stoker.store.retention import decide_prune
+from stoker.store.retention import GRACE_S, decide_prune
 from stoker.store.views import changed_inputs, open_view
 from tests.unit.host.real_processes import code_of, fork
 from tests.unit.store.real_stores import (
@@ -36,6 +36,7 @@ from tests.unit.store.real_stores import (
     make_store,
     quarantined,
     record_of,
+    sweep,
 )
 
 

@@ -22,10 +22,10 @@ from stoker.model.clock import FakeClock
 from stoker.model.digests import digest_bytes
 from stoker.store.local import Found, Missing
 from stoker.store.pins import list_pins, pin, unpin
-from stoker.store.prune import GRACE_S, candidates, carry_out, sweep
+from stoker.store.prune import candidates, carry_out
 from stoker.store.records import Record
 from stoker.store.results import SIDECAR, Part, lay_out
-from stoker.store.retention import decide_prune
+from stoker.store.retention import GRACE_S, decide_prune
 from stoker.store.views import changed_inputs, open_view
 from tests.unit.store.real_stores import (
     BIG,
@@ -37,6 +37,7 @@ from tests.unit.store.real_stores import (
     make_store,
     quarantined,
     stage_and_take_in,
+    sweep,
 )
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
