@@ -19,6 +19,7 @@ from stoker.model.frozen import frozen
 
 if TYPE_CHECKING:
     from stoker.host.containment.box import Containment
+    from stoker.host.http.exchange import Transport
     from stoker.host.zygote import Zygote
     from stoker.model.resources import Capacity
     from stoker.plan.cache import Cache
@@ -28,7 +29,11 @@ if TYPE_CHECKING:
     from stoker.plan.process_runner import ProcessRunner
     from stoker.plan.runner import StageRunner
     from stoker.plan.stage import Stage
+    from stoker.store.download.receipt import Receipts
+    from stoker.store.hub.settings import HubSettings
     from stoker.store.local import LocalStore
+    from stoker.store.memo import Memo
+    from stoker.store.objects.seam import ObjectStore
     from stoker.worker.execution import Tools
 
 
@@ -105,11 +110,24 @@ class Assembly:
 
     @cached_property
     def store(self) -> LocalStore:
+        self._unopened_store.open()
+        return self._unopened_store
+
+    @property
+    def memo(self) -> Memo:
+        return self._unopened_store.memo
+
+    @cached_property
+    def _unopened_store(self) -> LocalStore:
         from stoker.store.local import LocalStore
 
-        store = LocalStore(self.settings.store, clock=self.clock)
-        store.open()
-        return store
+        return LocalStore(self.settings.store, clock=self.clock)
+
+    @cached_property
+    def objects(self) -> ObjectStore:
+        from stoker.store.objects.local import LocalObjects
+
+        return LocalObjects(self.store, clock=self.clock)
 
     @cached_property
     def cache(self) -> Cache:
@@ -160,6 +178,34 @@ class Assembly:
         )
         settings = self.settings
         return Tools(engine=engine, store=self.store, clock=self.clock, runs=settings.runs, scratch=settings.scratch)
+
+    def open_transport(self, longest_wait_s: float) -> Transport:
+        """Give a way to reach servers that waits for nothing longer than told. Whoever asks for it closes it."""
+        from stoker.host.http.client import Urllib3Transport
+        from stoker.host.http.settings import read_http_settings
+        from stoker.model.frozen import changed
+
+        read = read_http_settings(self.settings.environment, user_agent=f"stoker/{self.version}")
+        waits = {name: min(getattr(read, name), longest_wait_s) for name in ("connect_s", "head_s", "read_s")}
+        return Urllib3Transport(changed(read, **waits))
+
+    @cached_property
+    def receipts(self) -> Receipts:
+        """What finished downloads left behind."""
+        from stoker.store.download.receipt import Receipts
+
+        return Receipts(os.path.join(self.settings.state, "receipts"))
+
+    def hub_settings(self, endpoint: str, *, offline: bool = False) -> HubSettings:
+        """Give where the hub is and its cache lies, as the environment says; an endpoint that is given wins."""
+        from stoker.model.frozen import changed
+        from stoker.store.hub.settings import read_hub_settings
+
+        environment = self.settings.environment
+        home = environment.get("HOME") or os.path.expanduser("~")
+        read = read_hub_settings(environment, home=home, read_text=_read_text, endpoint=endpoint)
+        is_offline = offline or environment.get("STOKER_OFFLINE", "").lower() in ("1", "on", "yes", "true")
+        return changed(read, offline=True) if is_offline else read
 
     def make_state(self) -> None:
         """Make the folder for indexes and memos."""
@@ -236,3 +282,13 @@ class Assembly:
             cwd=self.settings.folder,
             sys_path=sys.path,
         )
+
+
+def _read_text(path: str) -> str | None:
+    """Give a small file's text; nothing where there is none that can be read."""
+    from stoker.host.durable import read_regular
+
+    try:
+        return read_regular(path, 64 * 1024).decode()
+    except (OSError, ValueError):
+        return None

@@ -100,7 +100,7 @@ def live_through(shell: str, blocks: Iterable[Block], folder: Path) -> list[list
 
 def _make_home(folder: Path) -> Path:
     """Make a user's home with a project in it, which has its own Python as projects do."""
-    work = folder / "me" / "work"
+    work = folder / "me" / "project"
     scripts = work / ".venv" / "bin"
     scripts.mkdir(parents=True)
     (scripts / "python").symlink_to(os.path.realpath(sys.executable))

@@ -81,7 +81,7 @@ def test_every_command_explains_itself_with_examples_that_paste(shell: Shell, co
         (["recipe", "show", "toy/sum"], ["recipes", "show", "toy/sum"]),
         (["job"], ["jobs"]),
         (["cache"], ["store"]),
-        (["clean-cache"], ["store", "prune"]),
+        (["clean-cache"], ["store", "prune", "--everywhere"]),
         (["plan", "inspect", "toy/sum", "value=3"], ["run", "toy/sum", "value=3", "--dry-run"]),
         (["help", "recipe"], ["recipes", "--help"]),
     ],

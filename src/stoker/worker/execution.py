@@ -32,11 +32,11 @@ from stoker.store.local import LocalStore
 from stoker.store.results import LaidOut, Part, lay_out, point_last_at
 from stoker.worker.giving import parts_of_trial
 from stoker.worker.job_folder import JobEnd, JobFolder, JobSpec
+from stoker.worker.leftovers import clear_stale_staging
 from stoker.worker.sweep_end import clear_away, count_ends, error_of_sweep
 from stoker.worker.sweep_index import IndexEntry
 from stoker.worker.trial_watch import TrialWatch
 from stoker.worker.trials import KnownMetrics, Trial, TrialEnd, is_sweep
-from stoker.worker.upkeep import clear_stale_staging
 
 _GOOD = frozenset({Ending.HIT, Ending.RAN})
 

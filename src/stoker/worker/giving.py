@@ -6,6 +6,7 @@ from stoker.model.digests import Digest
 from stoker.model.errors import CorruptBytes, NotFound
 from stoker.model.suggest import did_you_mean
 from stoker.store.local import Found, LocalStore
+from stoker.store.records import Record
 from stoker.store.results import Part
 from stoker.worker.job_folder import JobFolder
 from stoker.worker.program_order import RECIPE
@@ -86,26 +87,39 @@ def part_of(store: LocalStore, node: str, key: Digest, *, below: str, recipe: st
     again = "the line that ran it makes it again"
     if recipe != RECIPE:
         again = f"`stoker run {recipe}` with the same arguments makes it again"
+    found = _found(store, key, what=f"what {node} made", again=again, digest=digest)
+    return _part(found.record, node=node, below=below)
+
+
+def part_of_record(store: LocalStore, key: Digest, *, name: str, again: str) -> Part:
+    """Find what lies under a key, whoever made it; `NotFound` or `CorruptBytes` if its bytes are not there any more."""
+    return _part(_found(store, key, what=name, again=again).record, node=name, below="")
+
+
+def _found(store: LocalStore, key: Digest, *, what: str, again: str, digest: str = "") -> Found:
     found = store.lookup(key)
     if not isinstance(found, Found) or found.record.is_tombstone:
-        what = "was pruned" if isinstance(found, Found) else "is gone"
-        raise NotFound(f"what {node} made {what}", hint=again, key=key)
+        raise NotFound(f"{what} {'was pruned' if isinstance(found, Found) else 'is gone'}", hint=again, key=key)
     if digest and found.record.digest != digest:
-        raise NotFound(f"what {node} made was replaced by a later run of it", hint=again, key=key)
+        raise NotFound(f"{what} was replaced by a later run of it", hint=again, key=key)
     if found.lost:
-        raise CorruptBytes(f"what {node} made is damaged: {', '.join(found.lost)}", hint=again, key=key)
-    body = found.record.body
-    kind, _, version = str(body.get("kind", "")).rpartition("@")
+        raise CorruptBytes(f"{what} is damaged: {', '.join(found.lost)}", hint=again, key=key)
+    return found
+
+
+def _part(record: Record, *, node: str, below: str) -> Part:
+    body = record.body
+    kind, _, version = str(body.get("kind", "")).partition("@")
     return Part(
-        record=found.record,
+        record=record,
         folder=below,
         sidecar={
             "node": node,
             "kind": kind,
             "version": int(version) if version.isdigit() else None,
-            "digest": found.record.digest,
+            "digest": record.digest,
             "stage": body.get("stage"),
-            "key": key,
+            "key": record.key,
             "made_at": body.get("made_at"),
         },
     )

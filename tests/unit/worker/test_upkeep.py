@@ -10,10 +10,13 @@ from stoker.model.frozen import changed
 from stoker.plan.lease import LeaseBook
 from stoker.plan.scratch import open_scratch
 from stoker.plan.status import read_status
+from stoker.store.objects.local import LocalObjects
 from stoker.store.pins import pin
+from stoker.store.verifying import EVERYTHING, check_store
 from stoker.worker.job_folder import JobFolder
+from stoker.worker.leftovers import clear_stale_staging
 from stoker.worker.story import tell
-from stoker.worker.upkeep import FORGOTTEN_S, check_records, clear_rubbish, clear_stale_staging, find_rubbish, why_kept
+from stoker.worker.upkeep import FORGOTTEN_S, clear_rubbish, find_rubbish, why_kept
 from tests.unit.host.real_processes import code_of, fork
 from tests.unit.worker.conftest import Office
 
@@ -31,11 +34,13 @@ def test_what_dead_processes_left_is_found_and_cleared(office: Office) -> None:
 
     assert code_of(fork(die_at_work)) == 0
     mine_alone = store.new_staging("test-stage.mine")
-    rubbish = find_rubbish(store, leases(office), office.lab.clock)
+    rubbish = find_rubbish(store, LocalObjects(store, clock=office.lab.clock), leases(office), office.lab.clock)
     assert (len(rubbish.staging), rubbish.leases) == (1, (key,))
     clear_rubbish(rubbish, leases(office))
     assert os.listdir(store.places.staging) == [os.path.basename(mine_alone)]
-    assert find_rubbish(store, leases(office), office.lab.clock).staging == ()
+    assert (
+        find_rubbish(store, LocalObjects(store, clock=office.lab.clock), leases(office), office.lab.clock).staging == ()
+    )
 
 
 def test_checkpoints_that_nobody_came_back_to_go_after_a_while(office: Office) -> None:
@@ -44,8 +49,8 @@ def test_checkpoints_that_nobody_came_back_to_go_after_a_while(office: Office) -
     old = open_scratch(str(root / ("cd" * 32)), run_id="then", me=changed(mine(), start_ticks=1), clock=clock)
     Path(old.path, "model.pt").write_bytes(b"weights")
     later = FakeClock(start_s=clock.wall_s() + FORGOTTEN_S + 1)
-    assert find_rubbish(store, leases(office), clock, scratch=str(root)).scratch == ()
-    rubbish = find_rubbish(store, leases(office), later, scratch=str(root))
+    assert find_rubbish(store, LocalObjects(store, clock=clock), leases(office), clock, scratch=str(root)).scratch == ()
+    rubbish = find_rubbish(store, LocalObjects(store, clock=later), leases(office), later, scratch=str(root))
     assert rubbish.scratch == (old.path,)
     clear_rubbish(rubbish, leases(office))
     assert [path.name for path in root.iterdir()] == [os.path.basename(mine_still.path)]
@@ -81,13 +86,15 @@ def test_what_is_pinned_worked_on_or_in_use_is_kept_with_its_reason(office: Offi
 
 def test_every_record_is_checked_and_damage_named(office: Office) -> None:
     done = office.run("test/blobs")
-    assert [one.damage for one in check_records(office.lab.store, full=True)] == ["", ""]
+    everything = check_store(office.lab.store, afresh=EVERYTHING, heed=lambda _: None, clock=office.lab.clock)
+    assert [one.damage for one in everything] == ["", ""]
     end = done.folder.ended()
     assert end is not None
     (path,) = office.lab.blob_paths(Digest(end.keys["blob"]))
     path.chmod(0o644)
     path.write_bytes(b"junk")
-    damages = {one.stage: one.damage for one in check_records(office.lab.store, full=False)}
+    checked = check_store(office.lab.store, afresh=None, heed=lambda _: None, clock=office.lab.clock)
+    damages = {one.stage: one.damage for one in checked}
     assert damages == {"test/blob": "lost: value.json", "test/blob-sum": ""}
 
 
@@ -97,7 +104,7 @@ def test_to_check_is_not_to_use(office: Office) -> None:
     assert end is not None
     path = office.lab.record_path(Digest(end.keys["add"]))
     os.utime(path, (1000.0, 1000.0))
-    list(check_records(office.lab.store, full=False))
+    list(check_store(office.lab.store, afresh=None, heed=lambda _: None, clock=office.lab.clock))
     assert os.stat(path).st_mtime == 1000.0
 
 
@@ -105,7 +112,12 @@ def test_young_blobs_without_a_name_are_left_for_their_record(office: Office) ->
     orphan = Path(office.lab.store.places.blobs, "0", "0" * 64)
     orphan.parent.mkdir(parents=True, exist_ok=True)
     orphan.write_bytes(b"x" * 10)
-    assert find_rubbish(office.lab.store, leases(office), office.lab.clock).blobs == 0
+    assert (
+        find_rubbish(
+            office.lab.store, LocalObjects(office.lab.store, clock=office.lab.clock), leases(office), office.lab.clock
+        ).blobs
+        == 0
+    )
     later = FakeClock(os.stat(orphan).st_ctime + 7200)
-    found = find_rubbish(office.lab.store, leases(office), later)
+    found = find_rubbish(office.lab.store, LocalObjects(office.lab.store, clock=later), leases(office), later)
     assert (found.blobs, found.blob_bytes) == (1, 10)

@@ -10,7 +10,7 @@ ALIASES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("job",), ("jobs",)),
     (("log",), ("logs",)),
     (("cache",), ("store",)),
-    (("clean-cache",), ("store", "prune")),
+    (("clean-cache",), ("store", "prune", "--everywhere")),
     (("plan", "inspect"), ("run", "--dry-run")),
 )
 

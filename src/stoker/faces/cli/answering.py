@@ -50,10 +50,13 @@ def _perform(call: Call, words: list[str]) -> int:
 
 
 def _unknown(word: str) -> Usage:
+    from stoker.faces.cli.near_words import instead_of
     from stoker.model.suggest import did_you_mean
 
     known = list(dict.fromkeys(_first(command) for command in COMMANDS))
-    hint = did_you_mean(word, [*known, "help"]) or "`stoker --help` lists the commands"
+    as_verb = [command.words for command in COMMANDS if command.path[1:] == (word,)]
+    hint = f"did you mean `stoker {as_verb[0]}`?" if len(as_verb) == 1 else ""
+    hint = hint or instead_of(word) or did_you_mean(word, [*known, "help"]) or "`stoker --help` lists the commands"
     if word.startswith("-"):
         return Usage(f"there is no option {word!r} here", hint="`stoker --help` lists the commands and their options")
     return Usage(f"there is no command {word!r}", hint=hint)

@@ -47,6 +47,10 @@ class Call:
         if self._parts is not None:
             self._parts.close()
 
+    def path(self, text: str) -> str:
+        """Give the whole path of what a user wrote: below where the command was given, `~` being home."""
+        return os.path.abspath(os.path.join(self.parts.settings.folder, os.path.expanduser(text)))
+
     def find_job(self, name: str) -> JobFolder:
         """Find a job by its name, `last`, or the beginning of an id."""
         from stoker.worker.job_folder import find_job

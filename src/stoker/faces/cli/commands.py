@@ -28,7 +28,9 @@ GROUPS = ("work", "watch", "things")
 COMMANDS = (
     Command("run", "work", "run a recipe or a plan here, now", "run"),
     Command("compare", "work", "trials beside each other, best first; or two jobs", "compare"),
-    Command("get", "work", "copy a job's results into a folder", "get"),
+    Command("fetch", "work", "fetch a model, a dataset or any file, whole and checked", "fetch.command"),
+    Command("download-model", "work", "fetch one model file into models/, with its tokenizer", "download_model"),
+    Command("get", "work", "copy a job's results, or what was put, into a folder", "get"),
     Command("status", "watch", "what runs, what ran last, how full the store is", "status"),
     Command("jobs", "watch", "list jobs, the newest first", "jobs"),
     Command("jobs show", "watch", "everything known of one job", "jobs_show"),
@@ -41,10 +43,13 @@ COMMANDS = (
     Command("recipes swaps", "things", "recipes that could stand in for one", "recipes_swaps"),
     Command("config", "things", "a configuration, and where each of its values came from", "config_show"),
     Command("config show", "things", "a configuration, and where each of its values came from", "config_show"),
-    Command("store", "things", "how much is kept, by stage", "store.du"),
-    Command("store du", "things", "how much is kept, by stage", "store.du"),
+    Command("check", "things", "verify downloaded files, receipts and lock lists, offline", "check"),
+    Command("store", "things", "how much is kept: results, what was put, the rest", "store.du"),
+    Command("store du", "things", "how much is kept: results, what was put, the rest", "store.du"),
+    Command("store put", "things", "take a file or a folder into the store, under a name", "store.put"),
+    Command("store refs", "things", "what was put, by name", "store.refs"),
     Command("store verify", "things", "check what is kept against its digests", "store.verify"),
-    Command("store pin", "things", "keep a job's results whatever is pruned", "store.pin"),
+    Command("store pin", "things", "keep results or what was put whatever is pruned", "store.pin"),
     Command("store pins", "things", "list the pins", "store.pins"),
     Command("store adopt", "things", "let an old result stand for changed code", "store.adopt"),
     Command("store prune", "things", "free space: least recently used first", "store.prune"),
@@ -85,7 +90,7 @@ def top_help() -> str:
         for command in COMMANDS:
             if command.group == group and len(command.path) == 1:
                 verbs = "|".join(verb.path[1] for verb in verbs_of(command.path[0]))
-                lines.append(f"  {command.words:<10} {command.summary}{f' [{verbs}]' if verbs else ''}")
+                lines.append(f"  {command.words:<14} {command.summary}{f' [{verbs}]' if verbs else ''}")
     lines += ["", "everywhere"]
     lines += [f"  {name:<12} {text}" for name, text in EVERYWHERE]
     lines += [

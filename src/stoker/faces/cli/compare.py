@@ -16,7 +16,7 @@ from stoker.faces.view.comparison import METRICS_SHOWN, best_line, csv_rows, hea
 from stoker.faces.view.comparison_page import comparison_page
 from stoker.faces.view.sides import side_lines, verdict
 from stoker.faces.view.sides_page import sides_chart, sides_page
-from stoker.faces.view.stages import ASCII, UNICODE
+from stoker.faces.view.signs import ASCII, UNICODE
 from stoker.faces.view.svg import to_svg
 from stoker.faces.view.times import ago
 from stoker.host.durable import translated, write_file

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from stoker.faces.cli.output import Output
 from stoker.host.durable import translate
 from stoker.model.errors import Bug, Cancelled, Faults, StokerError
+from stoker.model.printable import outside
 
 
 def report(
@@ -56,7 +57,8 @@ def error_lines(error: StokerError) -> list[str]:
             lines += [f"      {line}" for line in fault.shown.splitlines()]
     if error.hint:
         lines.append(f"hint: {error.hint}")
-    return lines
+    # None is painted by us: a colour would be somebody else's, from the name of a file or the answer of a server.
+    return [outside(one) for line in lines for one in line.split("\n")]
 
 
 def _bug(error: BaseException, crash_folder: str) -> Bug:

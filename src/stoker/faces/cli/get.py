@@ -1,4 +1,4 @@
-"""`stoker get`: a job's results as plain files, in a folder of one's choice."""
+"""`stoker get`: a job's results, or what was put, as plain files in a folder of one's choice, or as one archive."""
 
 from __future__ import annotations
 
@@ -8,16 +8,25 @@ from typing import Any
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.grammar import Grammar, Option, Positional
 from stoker.faces.cli.job_facts import job_story, split_target
-from stoker.model.errors import NotFound, Refused
-from stoker.store.results import lay_out
-from stoker.worker.giving import parts_of_job
+from stoker.faces.cli.kept import Kept, job_or_kept
+from stoker.model.errors import NotFound, Refused, Usage
+from stoker.model.units import format_size
+from stoker.store.results import Part, lay_out
+from stoker.worker.giving import part_of_record, parts_of_job
 from stoker.worker.job_folder import JobFolder
 
 GRAMMAR = Grammar(
     "get",
-    about="Copy a job's results into a folder, as plain files that are yours: changing them changes nothing else.",
+    about=(
+        "Copy a job's results, or what was put into the store, into a folder, as plain files that are yours: changing "
+        "them changes nothing else. Or pack them into one archive that is the same bytes wherever it is made."
+    ),
     positionals=(
-        Positional("NAME", help="a job's name, `last`, or the beginning of an id; `last/3` is a sweep's third trial"),
+        Positional(
+            "NAME",
+            help="a job's name, `last`, or the beginning of an id; `last/3` is a sweep's third trial; else the name of "
+            "what was put, or the beginning of a digest",
+        ),
         Positional("DIR", help="where to; a folder named like the job unless told", is_required=False),
     ),
     options=(
@@ -27,6 +36,7 @@ GRAMMAR = Grammar(
             help="write the curves instead of the results: FILE.csv, or a folder for Parquet files",
         ),
         Option("--stage", value="STAGE", help="what this stage made, instead of the job's result"),
+        Option("--bundle", value="FILE", help="one archive (FILE.tar.zst) instead of a folder"),
         Option(
             "--force", help="also into a folder that has something in it; edited files are kept beside the new ones"
         ),
@@ -36,28 +46,52 @@ GRAMMAR = Grammar(
         "stoker get last --metrics curves.csv",
         "stoker get last/3 best",
         "stoker get gbt models --stage train_gbt --force",
+        "stoker get base --bundle base.tar.zst",
     ),
 )
 
 
 def perform(call: Call, given: dict[str, Any]) -> int:
     """Copy results out."""
-    out, parts = call.out, call.parts
+    parts = call.parts
     name, trial = split_target(given["name"])
-    folder = call.find_job(name)
-    spec = folder.spec()
-    if given["metrics"] is not None:
-        return _write_metrics(call, folder, trial, os.path.join(parts.settings.folder, given["metrics"]))
-    wanted = parts_of_job(parts.store, folder, job_story(folder), stage=given["stage"] or "", trial=trial)
-    if not wanted:
-        raise NotFound(f"job {spec.name} has no result", hint=f"stoker jobs show {spec.name}")
-    target = os.path.join(parts.settings.folder, given["dir"] or os.path.join(spec.name, trial))
-    if not given["force"] and os.path.isdir(target) and os.listdir(target):
+    found = job_or_kept(call, name)
+    if isinstance(found, JobFolder):
+        if given["metrics"] is not None:
+            return _write_metrics(call, found, trial, os.path.join(parts.settings.folder, given["metrics"]))
+        title = found.spec().name
+        wanted = parts_of_job(parts.store, found, job_story(found), stage=given["stage"] or "", trial=trial)
+        if not wanted:
+            raise NotFound(f"job {title} has no result", hint=f"stoker jobs show {title}")
+    else:
+        title, wanted = found.name, [_part_of_kept(call, found, given, trial)]
+    if given["bundle"] is not None:
+        return _write_bundle(call, title, wanted, given)
+    target = os.path.join(parts.settings.folder, given["dir"] or "/".join(filter(None, (title, trial))))
+    return _lay_out(call, title, wanted, target, is_forced=given["force"])
+
+
+def _part_of_kept(call: Call, kept: Kept, given: dict[str, Any], trial: str) -> Part:
+    """Give what was put, or lies under a digest, as it is laid out."""
+    if given["metrics"] is not None or given["stage"] or trial:
+        raise Usage(f"{kept.name} is no job: it has no stages, trials or metrics", hint=f"stoker get {kept.name} [DIR]")
+    record = next((one for one in kept.records if not one.is_tombstone), kept.records[0])
+    return part_of_record(call.parts.store, record.key, name=kept.name, again="put it again")
+
+
+def _lay_out(call: Call, name: str, wanted: list[Part], target: str, *, is_forced: bool) -> int:
+    out = call.out
+    if os.path.lexists(target) and not os.path.isdir(target):
+        raise Refused(
+            f"{target} is there and no folder, and what is got comes into one",
+            hint=f"say which one: stoker get {name} DIR",
+        )
+    if not is_forced and os.path.isdir(target) and os.listdir(target):
         raise Refused(f"{target} is not empty", hint="choose another folder, or say --force")
-    laid_out = lay_out(parts.store, wanted, target)
+    laid_out = lay_out(call.parts.store, wanted, target)
     out.object(
         {
-            "name": spec.name,
+            "name": name,
             "folder": laid_out.folder,
             "files": list(laid_out.files),
             "kept_edits": list(laid_out.kept_edits),
@@ -66,6 +100,35 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     out.line(f"{len(laid_out.files)} file{'' if len(laid_out.files) == 1 else 's'} in {laid_out.folder}")
     for kept in laid_out.kept_edits:
         out.note(f"note: you had edited it, so it was kept: {kept}")
+    return 0
+
+
+def _write_bundle(call: Call, name: str, wanted: list[Part], given: dict[str, Any]) -> int:
+    """Pack what is wanted into one file."""
+    from stoker.faces.cli.store.under_way import under_way
+    from stoker.store.bundle.writing import write_bundle
+
+    path = os.path.join(call.parts.settings.folder, given["bundle"])
+    if given["dir"]:
+        raise Usage("a folder or an archive, not both", hint=f"stoker get {name} --bundle {given['bundle']}")
+    if os.path.lexists(path) and not given["force"]:
+        raise Refused(f"{path} is there already", hint="choose another name, or say --force")
+    with under_way(call, f"packing {name}", None) as amount:
+        bundle = write_bundle(call.parts.store, wanted, path, heed=amount.heed)
+    call.out.object(
+        {
+            "name": name,
+            "bundle": path,
+            "digest": bundle.tree_digest,
+            "archive_sha256": bundle.archive_sha256,
+            "archive_bytes": bundle.archive_bytes,
+            "bytes": bundle.size_bytes,
+            "made_by": bundle.made_by,
+        }
+    )
+    sizes = f"{format_size(bundle.archive_bytes)} for {format_size(bundle.size_bytes)}"
+    call.out.line(f"{path}: {sizes}, tree {bundle.tree_digest[:12]}")
+    call.out.line(f"sha256 {bundle.archive_sha256}")
     return 0
 
 

@@ -217,6 +217,9 @@ class _Reading:
             self._left_over(plain)
 
     def _left_over(self, plain: list[str]) -> None:
+        from stoker.faces.cli.near_words import instead
+
+        self._hint = self._hint or instead(self._grammar.words, plain)
         verbs = [verb.path[1] for verb in verbs_of(self._grammar.words)]
         if not verbs:
             self._faults.append(f"nothing more was expected, got {' '.join(plain)!r}")

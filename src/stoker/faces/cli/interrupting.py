@@ -1,8 +1,8 @@
-"""Signals while a job runs here: the first asks it to stop and waits for its clean-up, a second Ctrl-C ends it now.
+"""Signals while work goes on here: the first asks it to stop and waits for its clean-up, a second Ctrl-C ends it now.
 
-    Ctrl-C                 ask every stage to stop, clean up, 130
+    Ctrl-C                 ask the work to stop, clean up, 130
     Ctrl-C once more       kill our children, clean up what can be cleaned up at once, 130
-    TERM, or the terminal goes away (HUP)      ask every stage to stop, clean up, 143
+    TERM, or the terminal goes away (HUP)      ask the work to stop, clean up, 143
 
 A signal that this process was started to ignore (nohup, a background job of a script) stays ignored. What stood before
 is put back at the end.
@@ -21,17 +21,38 @@ from stoker.host.process_table import rows
 from stoker.model.errors import Cancelled, StokerError, Terminated
 
 _LAST_WAIT_S = 2.0
+_CONTINUES = "the same command continues where this one stopped"
+
+
+def say_aside(text: str) -> None:
+    """Say something on standard error from a signal's own code: buffered streams may be in the middle of a write."""
+    try:
+        os.write(2, f"{text}\n".encode())
+    except OSError:
+        return
 
 
 class Interruptions:
-    """A block in which signals stop a job instead of this process."""
+    """A block in which signals stop the work instead of this process."""
 
     def __init__(
-        self, cancel: Callable[[StokerError], None], say: Callable[[str], None], leave: Callable[[], None]
+        self,
+        cancel: Callable[[StokerError], None],
+        say: Callable[[str], None],
+        leave: Callable[[], None],
+        *,
+        last_wait_s: float = _LAST_WAIT_S,
+        hint: str = _CONTINUES,
     ) -> None:
+        """Make the block; `hint` says what becomes of the work.
+
+        After a second Ctrl-C the work has `last_wait_s` to end by itself, then `leave` is called.
+        """
         self._cancel = cancel
         self._say = say
         self._leave = leave
+        self._last_wait_s = last_wait_s
+        self._hint = hint
         self._before: dict[signal.Signals, Any] = {}
         self._is_asked = False
         self._is_firm = False
@@ -53,18 +74,20 @@ class Interruptions:
             self._is_asked = True
             if number == signal.SIGINT:
                 self._say("stopping… (Ctrl-C again ends it at once)")
-                self._cancel(Cancelled("interrupted", hint="the same command continues where this one stopped"))
+                self._cancel(Cancelled("interrupted", hint=self._hint))
             else:
                 why = "the terminal went away" if number == signal.SIGHUP else "it was asked to end"
                 self._say("stopping…")
-                self._cancel(Terminated(why, hint="the same command continues where this one stopped"))
+                self._cancel(Terminated(why, hint=self._hint))
         elif number == signal.SIGINT and not self._is_firm:
             self._is_firm = True
             self._say("ending it now")
             _kill_children()
+            if not self._last_wait_s:
+                self._leave()
             # Stages in children are gone now and the run ends by itself. Work in our own process may not.
             self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._on_alarm)
-            signal.setitimer(signal.ITIMER_REAL, _LAST_WAIT_S)
+            signal.setitimer(signal.ITIMER_REAL, self._last_wait_s)
 
     def _on_alarm(self, _number: int, _frame: FrameType | None) -> None:
         self._leave()

@@ -11,7 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from stoker.faces.cli.output import Output
-from stoker.faces.cli.progress import Running
+from stoker.faces.cli.screens import Running
 from stoker.model.clock import Clock
 from stoker.model.printable import printable
 

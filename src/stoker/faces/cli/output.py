@@ -6,6 +6,7 @@ cookbook or an inline stage that prints, in Python or in C, can't spoil the stre
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import Any
@@ -79,6 +80,16 @@ class Output:
         except OSError:
             return 0
 
+    @property
+    def rows(self) -> int:
+        """How many lines a screen shows at once; 0 where nobody looks at one."""
+        if not self.is_terminal:
+            return 0
+        try:
+            return os.get_terminal_size(1).lines
+        except OSError:
+            return 0
+
     def line(self, text: str = "") -> None:
         """Write a line for people; nothing in JSON mode."""
         if not self.is_json and sys.stdout is not None:
@@ -103,6 +114,9 @@ class Output:
     def complain(self, text: str) -> None:
         """Say what went wrong, on standard error."""
         if sys.stderr is not None:
+            # What was said before it is read before it; what can't be written is told when we close.
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                sys.stdout.flush()
             try:
                 sys.stderr.write(f"{printable(text)}\n")
                 sys.stderr.flush()

@@ -6,12 +6,17 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from stoker.host.containment.box import Containment
+from stoker.host.http.exchange import Transport
 from stoker.model.clock import Clock
 from stoker.model.resources import Capacity
 from stoker.plan.cache import Cache
 from stoker.plan.catalogue import Catalogue
 from stoker.plan.history import History
+from stoker.store.download.receipt import Receipts
+from stoker.store.hub.settings import HubSettings
 from stoker.store.local import LocalStore
+from stoker.store.memo import Memo
+from stoker.store.objects.seam import ObjectStore
 from stoker.worker.execution import Tools
 
 
@@ -57,6 +62,12 @@ class Parts(Protocol):
     @property
     def store(self) -> LocalStore: ...
     @property
+    def memo(self) -> Memo:
+        """The store's, before there is a store: nothing is made until it is asked."""
+
+    @property
+    def objects(self) -> ObjectStore: ...
+    @property
     def cache(self) -> Cache: ...
     @property
     def history(self) -> History: ...
@@ -66,6 +77,15 @@ class Parts(Protocol):
     def capacity(self) -> Capacity: ...
     @property
     def containment(self) -> Containment: ...
+
+    @property
+    def receipts(self) -> Receipts: ...
+
+    def open_transport(self, longest_wait_s: float) -> Transport:
+        """Give a way to reach servers; whoever asks for it closes it."""
+
+    def hub_settings(self, endpoint: str, *, offline: bool = False) -> HubSettings:
+        """Where the hub is and its cache lies; what is given wins over the environment."""
 
     def contain_by(self, mechanism: str) -> None:
         """Keep programs' memory within bounds by exactly this mechanism."""

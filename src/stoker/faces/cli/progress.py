@@ -8,36 +8,19 @@ goes on. Listens to the journal: called from several threads, one at a time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import Any
 
 from stoker.faces.cli.output import Output
-from stoker.faces.view.stages import ASCII, UNICODE, Pace, finished_text, running_text, sign_of
+from stoker.faces.cli.screens import Screen
+from stoker.faces.view.signs import ASCII, UNICODE
+from stoker.faces.view.stages import Pace, finished_text, running_text, sign_of
 from stoker.faces.view.times import span
 from stoker.faces.view.trials import Titles, trial_text
-from stoker.model.clock import Clock
 from stoker.model.events import Event, Kinds
 from stoker.worker.story import NodeStory, Story
 
-HEARTBEAT_S = 10.0
 _HITS_LISTED = 8
-
-
-Running = Callable[[float, float], list[str]]
-"""Gives a line for each stage that runs, from the time now and for how long at least it has run."""
-
-
-class Screen(Protocol):
-    """Where lines go while a run is under way."""
-
-    def begin(self, running: Running) -> None:
-        """Something runs from now on; `running` tells what."""
-
-    def lasting(self, line: str) -> None:
-        """Write a line that stays."""
-
-    def close(self) -> None:
-        """Write what is left and let go."""
 
 
 class Progress:
@@ -156,46 +139,6 @@ class Progress:
     def _warning(self, name: str, text: str) -> str:
         sign = self._out.paint(self._signs.warned, "yellow")
         return f"{sign} {name:<{self._width}}  {text}" if name else f"{sign} {text}"
-
-
-class PlainScreen:
-    """Lines as they come, without control codes; what runs long is mentioned every so often."""
-
-    def __init__(self, out: Output, clock: Clock) -> None:
-        self._out = out
-        self._clock = clock
-        self._is_over = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def begin(self, running: Running) -> None:
-        self._thread = threading.Thread(target=self._beat, args=(running,), name="stoker-progress", daemon=True)
-        self._thread.start()
-
-    def lasting(self, line: str) -> None:
-        self._out.line(line)
-
-    def close(self) -> None:
-        self._is_over.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _beat(self, running: Running) -> None:
-        while not self._is_over.wait(HEARTBEAT_S):
-            for line in running(self._clock.wall_s(), HEARTBEAT_S / 2):
-                self._out.line(f"  {line}")
-
-
-class SilentScreen:
-    """Says nothing, for those who asked for that."""
-
-    def begin(self, running: Running) -> None:
-        return
-
-    def lasting(self, line: str) -> None:
-        return
-
-    def close(self) -> None:
-        return
 
 
 _ENDS = frozenset(

@@ -8,9 +8,10 @@ from typing import Any
 
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.failing import report
-from stoker.faces.cli.interrupting import Interruptions
+from stoker.faces.cli.interrupting import Interruptions, say_aside
 from stoker.faces.cli.outcome import failure_lines, show_outcome
-from stoker.faces.cli.progress import PlainScreen, Progress, Screen, SilentScreen
+from stoker.faces.cli.progress import Progress
+from stoker.faces.cli.screens import PlainScreen, Screen, SilentScreen
 from stoker.faces.view.trials import titles_of
 from stoker.model.errors import Cancelled, NoPermission
 from stoker.model.events import Event, event_line
@@ -124,7 +125,7 @@ def _listen(call: Call, order: Order) -> tuple[Screen, Callable[[Event, float, i
         def write(event: Event, at_s: float, seq: int) -> None:
             out.json_line(event_line(event, ts=at_s, seq=seq, source=attempt))
 
-        return SilentScreen(), write, _say_aside
+        return SilentScreen(), write, say_aside
     titles = titles_of(order.plan, order.trials, job=order.spec.name)
     if not out.is_quiet and out.is_terminal:
         from stoker.faces.cli.live import LiveScreen
@@ -133,15 +134,7 @@ def _listen(call: Call, order: Order) -> tuple[Screen, Callable[[Event, float, i
         # Not straight to the terminal, which is being drawn on.
         return live, Progress(live, out, titles, near=call.parts.settings.folder).take, live.mention
     screen = SilentScreen() if out.is_quiet else PlainScreen(out, call.parts.clock)
-    return screen, Progress(screen, out, titles, near=call.parts.settings.folder).take, _say_aside
-
-
-def _say_aside(text: str) -> None:
-    # Inside a signal handler: the buffered streams may be in the middle of a write.
-    try:
-        os.write(2, f"{text}\n".encode())
-    except OSError:
-        return
+    return screen, Progress(screen, out, titles, near=call.parts.settings.folder).take, say_aside
 
 
 def _out_folder(call: Call, given: str | None) -> str:

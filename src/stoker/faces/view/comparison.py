@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stoker.faces.view.arguments import value_text
-from stoker.faces.view.stages import Signs, number
+from stoker.faces.view.signs import Signs
+from stoker.faces.view.stages import number
 from stoker.faces.view.tables import table
 from stoker.faces.view.times import span
 from stoker.model.printable import one_line

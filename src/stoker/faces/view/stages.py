@@ -4,28 +4,12 @@ from __future__ import annotations
 
 import math
 
+from stoker.faces.view.signs import Signs
 from stoker.faces.view.times import span
-from stoker.model.frozen import frozen
 from stoker.worker.story import NodeStory
 
 _METRICS_SHOWN = 3
 _LONG_ENOUGH_S = 1.0
-
-
-@frozen
-class Signs:
-    """The sign before each line; every line also says in words what the sign says."""
-
-    ran: str
-    hit: str
-    failed: str
-    left: str
-    warned: str
-    again: str
-
-
-UNICODE = Signs(ran="✓", hit="=", failed="✗", left="-", warned="!", again="~")
-ASCII = Signs(ran="+", hit="=", failed="x", left="-", warned="!", again="~")
 
 
 def sign_of(node: NodeStory, signs: Signs) -> str:

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from stoker.faces.cli.output import Output
-from stoker.faces.cli.progress import Progress, Running
+from stoker.faces.cli.progress import Progress
+from stoker.faces.cli.screens import Running
 from stoker.faces.view.trials import Titles
 from stoker.model.events import Event, Kinds
 

@@ -13,7 +13,7 @@ from stoker.faces.view.comparison import best_line, csv_rows, headline, measure_
 from stoker.faces.view.comparison_page import comparison_page
 from stoker.faces.view.sides import change_text, fact_text, side_lines, verdict
 from stoker.faces.view.sides_page import sides_chart, sides_page
-from stoker.faces.view.stages import ASCII
+from stoker.faces.view.signs import ASCII
 from stoker.model.frozen import changed
 from stoker.model.printable import one_line
 from stoker.worker.comparison import Comparison, Curves

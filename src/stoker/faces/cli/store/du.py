@@ -1,21 +1,33 @@
-"""`stoker store du`: how much is kept, by stage."""
+"""`stoker store du`: how much is kept: results by stage, what was put by name, and the rest of the store."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
 from typing import Any
 
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.grammar import Grammar
+from stoker.faces.cli.store.everywhere import models_cache
 from stoker.faces.view.tables import table
+from stoker.faces.view.times import ago
+from stoker.host.disk import folder_bytes
+from stoker.model.digests import Digest
 from stoker.model.units import format_size
+from stoker.store.local import LocalStore
 from stoker.store.prune import all_records
+from stoker.store.quarantine import SetAside, list_quarantine
+from stoker.store.records import Record
+from stoker.store.refs import PUT, list_refs
+from stoker.worker.cleaning import unfinished_bytes
+
+_LISTED = 5
 
 GRAMMAR = Grammar(
     "store",
     about=(
-        "Say how much is kept: results by stage and kind, and the rest of the store. Bytes that several results share "
-        "are counted once, for the first of them."
+        "Say how much is kept: results by stage and kind, what was put by name, and the rest of the store. Bytes that "
+        "several of them share are counted once, for the first. `stoker clean-cache` also lists what lies "
+        "outside of the store."
     ),
     examples=("stoker store", "stoker store du --json", "stoker store prune --max-size 10G"),
 )
@@ -25,44 +37,106 @@ def perform(call: Call, _given: dict[str, Any]) -> int:
     """Show what is kept."""
     out, store = call.out, call.parts.store
     seen: set[str] = set()
-    groups: dict[tuple[str, str], list[int]] = {}
-    for record, _ in all_records(store):
-        stage, kind = str(record.body.get("stage", "?")), str(record.body.get("kind", "?"))
-        group = groups.setdefault((stage, kind), [0, 0, 0])
-        size_bytes = sum(map(len, record.inline.values()))
-        for entry in record.blobs():
-            if entry.sha256 not in seen:
-                seen.add(entry.sha256)
-                size_bytes += entry.size_bytes
+    results: dict[tuple[str, str], list[int]] = {}
+    puts: dict[Digest, int] = {}
+    total = 0
+    for record in _unwanted_last(store):
+        size_bytes = _own_bytes(record, seen)
+        total += size_bytes
+        if record.body.get("stage") == PUT:
+            if not record.is_tombstone:
+                puts[record.key] = size_bytes
+            continue
+        group = results.setdefault((str(record.body.get("stage", "?")), str(record.body.get("kind", "?"))), [0, 0, 0])
         group[0] += 1
         group[1] += int(record.is_tombstone)
         group[2] += size_bytes
-    rows = []
-    for (stage, kind), (count, pruned, size_bytes) in sorted(groups.items(), key=lambda item: -item[1][2]):
-        out.object({"stage": stage, "kind": kind, "results": count, "pruned": pruned, "bytes": size_bytes})
-        rows.append([format_size(size_bytes), str(count), str(pruned) if pruned else "", stage, kind])
-    total = sum(group[2] for group in groups.values())
-    places = {name: folder_bytes(path) for name, path in (
-        ("quarantine", store.places.quarantine), ("staging", store.places.staging)
-    )}  # fmt: skip
+    has_results = _show_results(call, results)
+    has_puts = _show_puts(call, puts, is_first=not has_results)
+    places = {
+        name: folder_bytes(path)
+        for name, path in (
+            ("quarantine", store.places.quarantine),
+            ("staging", store.places.staging),
+            ("uploads", store.places.uploads),
+            ("views", store.places.views),
+        )
+    }
+    places["unfinished downloads"] = unfinished_bytes(models_cache(call))
     out.object(
-        {"total_bytes": total, **{f"{name}_bytes": size for name, size in places.items()}, "root": store.places.root}
+        {
+            "total_bytes": total,
+            **{f"{name.replace(' ', '_')}_bytes": size for name, size in places.items()},
+            "root": store.places.root,
+        }
     )
-    header = ("size", "results", "pruned", "stage", "kind") if rows else ()
-    for line in table(rows, header=header, columns=out.columns):
-        out.line(line)
     beside = "".join(f", {format_size(size)} in {name}" for name, size in places.items() if size)
-    out.line(f"{'' if not rows else chr(10)}{format_size(total)} in {store.places.root}{beside}")
+    gap = "\n" if has_results or has_puts else ""
+    out.line(f"{gap}{format_size(total)} in {store.places.root}{beside}")
+    _show_quarantine(call, list_quarantine(store.places.quarantine))
     return 0
 
 
-def folder_bytes(path: str) -> int:
-    """Add up the files below a folder."""
-    total = 0
-    for folder, _, names in os.walk(path):
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(folder, name)).st_size
-            except FileNotFoundError:
-                continue
-    return total
+def _unwanted_last(store: LocalStore) -> Iterator[Record]:
+    """Give every record; last those that nothing keeps, so that no bytes are counted for them that stay."""
+    named = {ref.key for ref in list_refs(store.places)}
+    unwanted = []
+    for record, _ in all_records(store):
+        if record.body.get("stage") == PUT and record.key not in named:
+            unwanted.append(record)
+        else:
+            yield record
+    yield from unwanted
+
+
+def _own_bytes(record: Record, seen: set[str]) -> int:
+    size_bytes = sum(map(len, record.inline.values()))
+    for entry in record.blobs():
+        if entry.sha256 not in seen:
+            seen.add(entry.sha256)
+            size_bytes += entry.size_bytes
+    return size_bytes
+
+
+def _show_results(call: Call, results: dict[tuple[str, str], list[int]]) -> bool:
+    rows = []
+    for (stage, kind), (count, pruned, size_bytes) in sorted(results.items(), key=lambda item: -item[1][2]):
+        call.out.object({"stage": stage, "kind": kind, "results": count, "pruned": pruned, "bytes": size_bytes})
+        rows.append([format_size(size_bytes), str(count), str(pruned) if pruned else "", stage, kind])
+    header = ("size", "results", "pruned", "stage", "kind") if rows else ()
+    for line in table(rows, header=header, columns=call.out.columns):
+        call.out.line(line)
+    return bool(rows)
+
+
+def _show_puts(call: Call, puts: dict[Digest, int], *, is_first: bool) -> bool:
+    """Show what was put: under its names, and what no name stands for any more."""
+    refs = list_refs(call.parts.store.places)
+    named = {ref.key for ref in refs}
+    let_go = [size_bytes for key, size_bytes in puts.items() if key not in named]
+    rows = []
+    for ref in refs:
+        size_bytes = puts.pop(ref.key, 0)
+        call.out.object({"name": ref.name, "digest": ref.digest, "kind": ref.kind, "bytes": size_bytes})
+        rows.append([format_size(size_bytes), ref.name, ref.digest[:12], ref.damage or ref.kind])
+    if let_go:
+        call.out.object({"name": None, "things": len(let_go), "bytes": sum(let_go)})
+        rows.append(
+            [format_size(sum(let_go)), "(no name)", "", f"{len(let_go)} to go with a prune, an hour after the last use"]
+        )
+    if rows and not is_first:
+        call.out.line()
+    for line in table(rows, header=("size", "put as", "digest", "kind"), columns=call.out.columns) if rows else ():
+        call.out.line(line)
+    return bool(rows)
+
+
+def _show_quarantine(call: Call, aside: list[SetAside]) -> None:
+    if not aside:
+        return
+    now_s = call.parts.clock.wall_s()
+    call.out.line("\nin quarantine")
+    for one in aside[-_LISTED:]:
+        call.out.line(f"  {ago(one.at_s, now_s)}: {one.reason}")
+    if len(aside) > _LISTED:
+        call.out.line(f"  … and {len(aside) - _LISTED} before these")

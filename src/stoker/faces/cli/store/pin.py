@@ -1,4 +1,4 @@
-"""`stoker store pin`: keep a job's results whatever is pruned."""
+"""`stoker store pin`: keep a job's results, or anything by its digest, whatever is pruned."""
 
 from __future__ import annotations
 
@@ -7,17 +7,34 @@ from typing import Any
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.grammar import Grammar, Option, Positional
 from stoker.faces.cli.job_facts import job_story, split_target
+from stoker.faces.cli.kept import job_or_kept
+from stoker.model.digests import Digest
 from stoker.model.errors import NotFound
 from stoker.model.suggest import did_you_mean
 from stoker.store.pins import list_pins, pin, unpin
 from stoker.worker.giving import keys_of_job, keys_of_stage
+from stoker.worker.job_folder import JobFolder
 
 GRAMMAR = Grammar(
     "store pin",
-    about="Keep the results of a job, or of one stage of it, whatever is pruned, until the pin is taken away.",
-    positionals=(Positional("NAME[/STAGE]", key="target", help="a job (a name, `last`, an id) or one stage of it"),),
+    about=(
+        "Keep the results of a job, of one stage of it, or what a name or a digest stands for, whatever is pruned, "
+        "until the pin is taken away."
+    ),
+    positionals=(
+        Positional(
+            "NAME[/STAGE]",
+            key="target",
+            help="a job (a name, `last`, an id) or one stage of it; else what was put under a name, or a digest",
+        ),
+    ),
     options=(Option("--remove", help="take the pin of that name away"),),
-    examples=("stoker store pin gbt", "stoker store pin gbt --remove", "stoker store pins"),
+    examples=(
+        "stoker store pin gbt",
+        "stoker store pin 3fa9c1d2",
+        "stoker store pin gbt --remove",
+        "stoker store pins",
+    ),
 )
 
 
@@ -32,14 +49,25 @@ def perform(call: Call, given: dict[str, Any]) -> int:
         out.object({"pin": given["target"], "removed": True})
         out.line(f"took the pin {given['target']} away")
         return 0
-    name, stage = split_target(given["target"])
-    folder = call.find_job(name)
-    story = job_story(folder)
-    keys = keys_of_stage(folder, story, stage) if stage else keys_of_job(folder, story)
-    job = folder.spec().name
+    name, keys = _chosen(call, given["target"])
+    kept = pin(places, name, tuple(dict.fromkeys(keys)))
+    out.object({"pin": kept.name, "keys": list(kept.keys)})
+    count = "1 result stays" if len(kept.keys) == 1 else f"{len(kept.keys)} results stay"
+    out.line(f"pinned {kept.name}: {count} whatever is pruned")
+    return 0
+
+
+def _chosen(call: Call, target: str) -> tuple[str, list[Digest]]:
+    """Give what a pin is to be called, and the keys that it keeps."""
+    name, stage = split_target(target)
+    found = job_or_kept(call, name)
+    if not isinstance(found, JobFolder):
+        if stage:
+            raise NotFound(f"{name} is no job, so it has no stage {stage!r}", hint="`stoker jobs` lists the jobs")
+        return found.name, [record.key for record in found.records]
+    story = job_story(found)
+    keys = keys_of_stage(found, story, stage) if stage else keys_of_job(found, story)
+    job = found.spec().name
     if not keys:
         raise NotFound(f"job {job} has no results to keep", hint=f"stoker jobs show {job}")
-    kept = pin(places, f"{job}/{stage}" if stage else job, tuple(dict.fromkeys(keys.values())))
-    out.object({"pin": kept.name, "keys": list(kept.keys)})
-    out.line(f"pinned {kept.name}: {len(kept.keys)} result{'' if len(kept.keys) == 1 else 's'} stay whatever is pruned")
-    return 0
+    return f"{job}/{stage}" if stage else job, list(keys.values())

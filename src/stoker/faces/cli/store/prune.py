@@ -1,4 +1,4 @@
-"""`stoker store prune`: free space, least recently used first. Shows what would go; acts only when told to."""
+"""`stoker store prune`: free space, least recently used first. Shows what would go; acts only if somebody says yes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ from typing import Any
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.grammar import Grammar, Option, duration, size
 from stoker.faces.view.tables import table
+from stoker.model.errors import Usage
 from stoker.model.units import format_size
-from stoker.store.prune import candidates, carry_out
+from stoker.store.prune import candidates, carry_out, young_bytes
 from stoker.store.records import Record
 from stoker.store.retention import PruneDecision, decide_prune
-from stoker.worker.upkeep import Rubbish, clear_rubbish, find_rubbish, why_kept
+from stoker.worker.upkeep import (
+    Cleared,
+    Rubbish,
+    clear_rubbish,
+    find_rubbish,
+    sweep_uploads,
+    why_kept,
+    why_let_go,
+)
 
 _LISTED = 20
 
@@ -19,83 +28,142 @@ GRAMMAR = Grammar(
     "store prune",
     about=(
         "Free space: results unused for too long go, then the least recently used until the rest fits. What is pinned, "
-        "or used by a running job, stays. What was pruned is still known: it counts as a result until somebody needs "
-        "the bytes. Leftovers of processes that died go too, and checkpoints of work that did not succeed after 30 "
-        "days. Nothing is removed unless you say --yes."
+        "put under a name, or used by a running job, stays. What was pruned is still known: it counts as a result "
+        "until somebody needs the bytes. Leftovers of processes that died go too, uploads that rested for a week, and "
+        "checkpoints of work that did not succeed after 30 days. `stoker clean-cache` is the same as `stoker store "
+        "prune --everywhere`: it lists every place that Stoker fills, with its size, and clears up all of them. What "
+        "would go is shown first; nothing is removed unless you say --yes, or y where it asks you, at a terminal."
     ),
     options=(
         Option("--max-size", value="SIZE", read=size, help="keep at most this much: 500MB, 10G"),
         Option("--older-than", value="TIME", read=duration, help="let go of what was unused for longer: 12h, 30d"),
-        Option("--yes", help="do it, instead of showing what would be done"),
+        Option("--everywhere", help="every place, not only the store"),
+        Option("--quarantine", help="with --everywhere: what is in quarantine goes, too, however young"),
+        Option("--downloads", help="with --everywhere: unfinished downloads go, too, however young"),
+        Option("--dry-run", help="only show what would be done; asks nothing"),
+        Option("--yes", help="do it, and ask nothing"),
     ),
-    examples=("stoker store prune --max-size 10G", "stoker store prune --older-than 30d --yes"),
+    examples=(
+        "stoker store prune --max-size 10G",
+        "stoker store prune --older-than 30d --yes",
+        "stoker store prune --everywhere",
+    ),
 )
 
 
 def perform(call: Call, given: dict[str, Any]) -> int:
     """Decide, show, and act if told to."""
+    _refuse_misfits(given)
     parts, out = call.parts, call.out
     leases = parts.tools.engine.leases
-    decision = decide_prune(
-        candidates(parts.store, kept=why_kept(parts.store, leases, parts.settings.runs), label=_label),
-        now_s=parts.clock.wall_s(),
-        max_bytes=given["max_size"],
-        older_than_s=given["older_than"],
+    found = tuple(
+        candidates(
+            parts.store,
+            kept=why_kept(parts.store, leases, parts.settings.runs),
+            label=_label,
+            let_go=why_let_go(parts.store),
+        )
     )
-    rubbish = find_rubbish(parts.store, leases, parts.clock, scratch=parts.tools.scratch)
-    _show(call, decision, rubbish, is_done=given["yes"])
-    if given["yes"]:
-        clear_rubbish(rubbish, leases)
-        swept = carry_out(parts.store, decision, clock=parts.clock)
-        out.line(f"freed {format_size(swept.blob_bytes)} in {swept.blobs} blobs")
-        for stuck in swept.stuck:
+    decision = decide_prune(
+        found, now_s=parts.clock.wall_s(), max_bytes=given["max_size"], older_than_s=given["older_than"]
+    )
+    rubbish = find_rubbish(parts.store, parts.objects, leases, parts.clock, scratch=parts.tools.scratch)
+    spared_bytes = young_bytes(parts.store, decision, clock=parts.clock, leftovers=rubbish.staging)
+    if given["everywhere"]:
+        from stoker.faces.cli.store.everywhere import clean
+        from stoker.worker.cleaning import Findings, More
+
+        findings = Findings(candidates=found, decision=decision, rubbish=rubbish, young_bytes=spared_bytes)
+        more = More(quarantine=given["quarantine"], downloads=given["downloads"])
+        return clean(call, findings, more=more, is_told=given["yes"], may_ask=not given["dry_run"])
+    _show(call, decision, rubbish, spared_bytes)
+    has_something = bool(decision.removals) or not rubbish.is_none
+    is_wanted = given["yes"] or (has_something and not given["dry_run"] and out.asks("Remove that?"))
+    cleared = Cleared(freed_bytes=0)
+    if is_wanted:
+        cleared = _carry_out(call, decision, rubbish, promised_bytes=decision.freed_bytes - spared_bytes)
+        out.line(f"freed {format_size(cleared.freed_bytes)}")
+        for stuck in cleared.stuck:
             out.note(f"note: it stays: {stuck}")
-    elif decision.removals or rubbish != _NOTHING:
+    elif has_something:
         out.line("nothing was removed; --yes does it")
+    _tell(call, decision, rubbish, cleared, is_done=is_wanted, spared_bytes=spared_bytes)
     return 0
 
 
-_NOTHING = Rubbish(staging=(), leases=(), blobs=0, blob_bytes=0)
+def _refuse_misfits(given: dict[str, Any]) -> None:
+    for word in ("quarantine", "downloads"):
+        if given[word] and not given["everywhere"]:
+            raise Usage(f"--{word} goes with --everywhere", hint=f"stoker store prune --everywhere --{word}")
+    if given["yes"] and given["dry_run"]:
+        raise Usage("--dry-run removes nothing, and --yes removes it: say one of them", hint="stoker help store prune")
 
 
-def _show(call: Call, decision: PruneDecision, rubbish: Rubbish, *, is_done: bool) -> None:
-    out = call.out
-    for removal in decision.removals:
-        out.object({"key": removal.key, "stage": removal.label, "freed_bytes": removal.freed_bytes, "why": removal.why})
-    out.object(
+def _carry_out(call: Call, decision: PruneDecision, rubbish: Rubbish, *, promised_bytes: int) -> Cleared:
+    parts = call.parts
+    cleared = clear_rubbish(rubbish, parts.tools.engine.leases)
+    uploads_bytes = sweep_uploads(parts.store, parts.objects)
+    swept = carry_out(parts.store, decision, clock=parts.clock)
+    if swept.freed_bytes < promised_bytes and not swept.stuck:
+        left = format_size(promised_bytes - swept.freed_bytes)
+        call.out.note(f"note: {left} of that was used or written just now, so it stays: a later prune takes it")
+    return Cleared(
+        freed_bytes=cleared.freed_bytes + uploads_bytes + swept.freed_bytes, stuck=(*cleared.stuck, *swept.stuck)
+    )
+
+
+def _tell(
+    call: Call, decision: PruneDecision, rubbish: Rubbish, cleared: Cleared, *, is_done: bool, spared_bytes: int
+) -> None:
+    call.out.object(
         {
             "done": is_done,
+            "freed_bytes": cleared.freed_bytes,
+            "stuck": list(cleared.stuck),
             "results": len(decision.removals),
             "before_bytes": decision.before_bytes,
-            "after_bytes": decision.after_bytes,
+            "after_bytes": decision.after_bytes + spared_bytes,
+            "young_bytes": spared_bytes,
             "kept": decision.kept_by_reason,
             "staging_folders": len(rubbish.staging),
             "leases": len(rubbish.leases),
             "scratch_folders": len(rubbish.scratch),
+            "uploads": len(rubbish.uploads),
             "unnamed_blobs": rubbish.blobs,
             "unnamed_blob_bytes": rubbish.blob_bytes,
         }
     )
+
+
+def _show(call: Call, decision: PruneDecision, rubbish: Rubbish, spared_bytes: int) -> None:
+    out = call.out
+    for removal in decision.removals:
+        out.object({"key": removal.key, "stage": removal.label, "freed_bytes": removal.freed_bytes, "why": removal.why})
     rows = [[one.key[:12], one.label, format_size(one.freed_bytes), one.why] for one in decision.removals]
     for line in table(rows[:_LISTED], header=("key", "stage", "frees", "why")) if rows else []:
         out.line(line)
     if len(rows) > _LISTED:
         out.line(f"… and {len(rows) - _LISTED} more")
-    sizes = f"{format_size(decision.before_bytes)} → {format_size(decision.after_bytes)}"
+    sizes = f"{format_size(decision.before_bytes)} → {format_size(decision.after_bytes + spared_bytes)}"
     out.line(
         f"{len(rows)} result{'' if len(rows) == 1 else 's'} to go: {sizes}"
         if rows
         else f"no result has to go ({sizes})"
     )
+    if spared_bytes:
+        out.line(
+            f"{format_size(spared_bytes)} of that stays for now: it is younger than an hour, and somebody is at work"
+        )
     for reason, count in decision.kept_by_reason.items():
         out.line(f"kept although it is its turn: {count}, {reason}")
-    leftovers = {
-        "staging folders": len(rubbish.staging),
-        "leases": len(rubbish.leases),
-        "scratch folders that nobody came back to": len(rubbish.scratch),
-        f"unnamed blobs ({format_size(rubbish.blob_bytes)})": rubbish.blobs,
-    }
-    told = ", ".join(f"{count} {what}" for what, count in leftovers.items() if count)
+    leftovers = (
+        (len(rubbish.staging), "staging folder", ""),
+        (len(rubbish.leases), "lease", ""),
+        (len(rubbish.scratch), "scratch folder", " that nobody came back to"),
+        (len(rubbish.uploads), "upload", " that nobody went on with"),
+        (rubbish.blobs, "unnamed blob", f" ({format_size(rubbish.blob_bytes)})"),
+    )
+    told = ", ".join(f"{count} {what}{'' if count == 1 else 's'}{more}" for count, what, more in leftovers if count)
     if told:
         out.line(f"left behind by processes that died: {told}")
 

@@ -1,0 +1,35 @@
+"""What to do about an error of a download, in the words of the command line: the floors below know no options.
+
+An error is known by its code and by the `reason` in its data.
+"""
+
+from __future__ import annotations
+
+from stoker.model.errors import NetworkFailed, StokerError
+
+_LISTS = "lists what there is"
+_NO_HUB = "HF_ENDPOINT or --base-url names another hub or a mirror; --offline takes what is on this machine"
+_NOT_REACHED = frozenset({"dns", "refused", "unreachable", "connect_timeout"})
+_HINTS = {
+    ("not_on_server", "offline"): "without --offline it is fetched",
+    ("hash_mismatch", "offline"): "without --offline it is fetched anew",
+    ("not_on_server", "EntryNotFound"): f"--dry-run {_LISTS}",
+    ("local_file", "not_ours"): "or replace it with --force",
+    ("bad_answer", "web_page"): "give the address of the file itself, or --sha256",
+    ("bad_answer", "bad_names"): "leave them out with --exclude, or choose files by name",
+    ("bad_answer", "unknown_version"): "if it is right, start anew with --force",
+    ("bad_answer", "needs_folder"): "name a folder with --out",
+    ("bad_input", "needs_folder"): "name a folder with --out",
+}
+
+
+def hinted(error: StokerError) -> StokerError:
+    """Add to an error's hint what the command line offers about it, once."""
+    if isinstance(error, NetworkFailed) and error.data.get("is_hub") and error.data.get("reason") in _NOT_REACHED:
+        error.hint = f"check this computer's network; {_NO_HUB}"
+        return error
+    more = _HINTS.get((error.code, str(error.data.get("reason"))), "")
+    if more and more not in error.hint and _LISTS not in error.hint:
+        join = " " if error.hint.endswith("?") else "; "
+        error.hint = f"{error.hint}{join}{more}" if error.hint else more
+    return error

@@ -1,0 +1,90 @@
+"""Long work on the store: how far it is, shown on a terminal, and a clean end when a signal comes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from stoker.faces.cli.call import Call
+from stoker.faces.cli.interrupting import Interruptions, say_aside
+from stoker.faces.cli.screens import Screen, SilentScreen
+from stoker.faces.view.transfers import amount_text, bar, left_text, rate_text
+from stoker.model.errors import Cancelled, StokerError
+
+_WORTH_A_RATE_S = 0.5
+_BEGINS_ANEW = "nothing half is left; the same command begins anew"
+
+
+class Amount:
+    """How much of some work is done."""
+
+    def __init__(self, what: str, total_bytes: int | None, began_s: float, *, is_unicode: bool) -> None:
+        self.done_bytes = 0
+        self._what = what
+        self._total_bytes = total_bytes
+        self._began_s = began_s
+        self._is_unicode = is_unicode
+        self._asked: StokerError | None = None
+
+    def heed(self, size_bytes: int) -> None:
+        """Take in that so many bytes more are done; ends the work if that was asked for."""
+        self.done_bytes += size_bytes
+        if self._asked is not None:
+            # Not one of our errors: those who check or copy many things take such for a fault of one of them.
+            raise KeyboardInterrupt
+
+    def stop(self, error: StokerError) -> None:
+        """Ask the work to end with this error, at the next byte that is done."""
+        self._asked = error
+
+    @property
+    def asked(self) -> StokerError:
+        """Why the work ends before its end."""
+        return self._asked or Cancelled("interrupted", hint=_BEGINS_ANEW)
+
+    def lines(self, now_s: float, _at_least_s: float) -> list[str]:
+        """Say how far it is."""
+        done, total, passed_s = self.done_bytes, self._total_bytes, now_s - self._began_s
+        rate = done / passed_s if passed_s >= _WORTH_A_RATE_S and done else None
+        left_s = max(0, total - done) / rate if rate and total is not None else None
+        parts = [
+            self._what,
+            bar(done, total, is_unicode=self._is_unicode),
+            amount_text(done, total),
+            rate_text(rate),
+            left_text(left_s),
+        ]
+        return ["  ".join(part for part in parts if part)]
+
+
+@contextmanager
+def under_way(call: Call, what: str, total_bytes: int | None) -> Iterator[Amount]:
+    """Show how far the block is, if somebody watches; a signal ends it between two bytes, and is what it then raises.
+
+    Whatever the block does when it ends is not disturbed, except by a second Ctrl-C, two seconds after it.
+    """
+    amount = Amount(what, total_bytes, call.parts.clock.wall_s(), is_unicode=call.out.is_unicode)
+    screen, mention = _screen(call)
+    screen.begin(amount.lines)
+    try:
+        with Interruptions(amount.stop, mention, _leave, hint=_BEGINS_ANEW):
+            yield amount
+    except KeyboardInterrupt:
+        raise amount.asked from None
+    finally:
+        screen.close()
+
+
+def _screen(call: Call) -> tuple[Screen, Callable[[str], None]]:
+    """Give where to show how far it is, and how to say something from a signal's own code."""
+    if not call.out.is_terminal or call.out.is_quiet:
+        return SilentScreen(), say_aside
+    from stoker.faces.cli.live import LiveScreen
+
+    live = LiveScreen(call.out, call.parts.clock)
+    return live, live.mention
+
+
+def _leave() -> None:
+    os._exit(Cancelled.exit_code)

@@ -1,0 +1,30 @@
+"""Hints in the words of the command line, for errors of floors that know no options."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker.faces.cli.fetch.command import GRAMMAR
+from stoker.faces.cli.hinting import _HINTS, hinted
+from stoker.model import errors
+from stoker.model.errors import NotOnServer, StokerError
+
+CODES = {kind.code for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, StokerError)}
+OPTIONS = {name for option in GRAMMAR.options for name in option.names}
+
+
+def test_what_is_offered_is_added_once_to_what_is_there() -> None:
+    error = NotOnServer("not here", hint="look", reason="offline")
+    assert hinted(hinted(error)).hint == "look; without --offline it is fetched"
+    assert hinted(NotOnServer("not here", reason="offline")).hint == "without --offline it is fetched"
+
+
+@pytest.mark.parametrize("error", [NotOnServer("gone", hint="look"), NotOnServer("gone", hint="look", reason="other")])
+def test_an_error_that_nothing_is_offered_for_stays_as_it_is(error: NotOnServer) -> None:
+    assert hinted(error).hint == "look"
+
+
+@pytest.mark.parametrize("key", _HINTS)
+def test_a_hint_is_for_an_error_that_exists_and_names_options_that_exist(key: tuple[str, str]) -> None:
+    assert key[0] in CODES
+    assert {word.strip(",;") for word in _HINTS[key].split() if word.startswith("--")} <= OPTIONS
