@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -36,6 +37,8 @@ class Run:
     seconds: float
     executed: int | None = None
     peak_rss_bytes: int | None = None
+    cpu_seconds: float | None = None
+    """User and system time together."""
 
 
 Runs = dict[str, list[Run]]
@@ -115,6 +118,8 @@ class Benchmark:
     as_json: bool
     without: frozenset[str] = frozenset()
     rows: list[Row] = field(default_factory=list)
+    verdicts: list[list[str]] = field(default_factory=list)
+    """A table of words beside the figures: its heads first, then one line per case."""
     versions: dict[str, str] = field(default_factory=dict)
     load_before: float = field(default_factory=lambda: os.getloadavg()[0])
 
@@ -129,6 +134,12 @@ class Benchmark:
                 self.versions[name] = found.version(distribution or name)
             case peers.NotInstalled(reason=reason):
                 self.versions[name] = f"{name} is not installed: {reason}"
+        return found
+
+    def program(self, name: str) -> str | None:
+        """Where a program of this machine lies, if it is there; its version is reported with the figures."""
+        found = None if name in self.without else shutil.which(name)
+        self.versions[name] = _version_of(found) if found else f"{name} is not installed"
         return found
 
     def missing(self, *names: str) -> str:
@@ -181,6 +192,7 @@ class Benchmark:
             "machine": machine.facts(self.bench),
             "versions": self.versions,
             "rows": rows,
+            **({"verdicts": self.verdicts} if self.verdicts else {}),
         }
 
 
@@ -196,6 +208,8 @@ def start(name: str, asks: str) -> Benchmark:
     )
     parser.add_argument("--without", action="append", default=[], metavar="NAME", help="leave one side out")
     asked = parser.parse_args()
+    # told to end, it ends as after Ctrl-C: whatever was started or made for it goes, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     return Benchmark(
         name=name,
         asks=asks,
@@ -220,6 +234,16 @@ def in_turns(sides: Sequence[Side], *, rounds: int) -> Runs:
 def seconds_of(runs: Sequence[Run], *, per: int = 1) -> Figure:
     """The time of some runs, divided by a number of stages where that is wanted."""
     return Figure.of([run.seconds / per for run in runs])
+
+
+def cpu_of(runs: Sequence[Run]) -> Figure:
+    """The CPU time of some runs."""
+    return Figure.of([run.cpu_seconds or 0.0 for run in runs])
+
+
+def peak_of(runs: Sequence[Run]) -> Figure:
+    """The largest peak of memory of some runs: here the worst decides."""
+    return Figure.of([max(float(run.peak_rss_bytes or 0) for run in runs)])
 
 
 def run_side(
@@ -248,6 +272,7 @@ def run_command(
     *,
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
+    output: int = subprocess.DEVNULL,
     timeout_s: float = 900,
 ) -> Run:
     """Runs a program from start to exit and times it from outside; its output is dropped, a failure is raised."""
@@ -255,16 +280,23 @@ def run_command(
     settings = environment_with(environment)
     quiet = subprocess.DEVNULL
     started = time.perf_counter()
-    with subprocess.Popen(arguments, cwd=folder, env=settings, stdin=quiet, stdout=quiet, stderr=quiet) as program:
+    with subprocess.Popen(arguments, cwd=folder, env=settings, stdin=quiet, stdout=output, stderr=output) as program:
         # not `wait(timeout)`: that looks every 50 ms only, and every time would be a multiple of it
         limit = threading.Timer(timeout_s, program.kill)
         limit.start()
-        exit_code = program.wait()
+        _, status, used = os.wait4(program.pid, 0)
         seconds = time.perf_counter() - started
+        program.returncode = os.waitstatus_to_exitcode(status)
         limit.cancel()
-    if exit_code != 0:
-        raise RuntimeError(f"{' '.join(arguments)} failed with exit {exit_code}")
-    return Run(seconds=seconds)
+    if program.returncode != 0:
+        raise RuntimeError(f"{' '.join(arguments)} failed with exit {program.returncode}")
+    return Run(seconds=seconds, peak_rss_bytes=used.ru_maxrss * 1024, cpu_seconds=used.ru_utime + used.ru_stime)
+
+
+def _version_of(program: str) -> str:
+    """The first word of what it says about itself that begins with a digit."""
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    return next((word for word in said.split() if word[0].isdigit()), "of unknown version")
 
 
 def environment_with(extra: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -27,6 +27,10 @@ def as_text(answer: Answer) -> str:
     for line in (heads, *cells):
         first, *middle, last = (text.ljust(width) for text, width in zip(line, widths, strict=True))
         lines.append("  ".join(["", first, *(text.strip().rjust(len(text)) for text in middle), last]).rstrip())
+    names, *verdicts = answer.get("verdicts") or [[]]
+    for case, *said in verdicts:
+        lines.append(f"  {case}")
+        lines += [f"    {name}: {verdict}" for name, verdict in zip(names[1:], said, strict=True)]
     lines += [f"  not measured: {reason}" for reason in _reasons(answer)]
     return "\n".join(lines)
 
@@ -45,6 +49,8 @@ def as_page(answers: list[Answer]) -> str:
     for answer in sorted(answers, key=lambda answer: answer["benchmark"]):
         parts.append(f"## {answer['benchmark']}\n\n{answer['asks']}\n")
         parts.append(_markdown_table(answer))
+        if answer.get("verdicts"):
+            parts.append(_verdict_table(answer["verdicts"]))
         parts += [f"Not measured: {reason}\n" for reason in _reasons(answer)]
         parts.append(_provenance(answer))
     return "\n".join(parts)
@@ -65,6 +71,11 @@ def _markdown_table(answer: Answer) -> str:
     ]
     lines += ["| " + " | ".join(_cells(row)) + " |" for row in answer["rows"]]
     return "\n".join(lines) + "\n"
+
+
+def _verdict_table(verdicts: list[list[str]]) -> str:
+    heads, *lines = verdicts
+    return "\n".join("| " + " | ".join(line) + " |" for line in (heads, ["---"] * len(heads), *lines)) + "\n"
 
 
 def _provenance(answer: Answer) -> str:

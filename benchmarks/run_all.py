@@ -32,6 +32,10 @@ NAMES = (
     "containment",
     "program",
     "metrics",
+    "transfer",
+    "small_files",
+    "bundle",
+    "download_faults",
 )
 
 

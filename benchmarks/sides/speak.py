@@ -33,14 +33,22 @@ def read_arguments(*, ways: tuple[str, ...] = ("values",)) -> Asked:
     return Asked(count=asked.count, shape=asked.shape, home=asked.home, way=asked.way)
 
 
-def tell(asked: Asked, *, seconds: float, total: int | None, executed: int | None = None) -> None:
+def tell(
+    asked: Asked,
+    *,
+    seconds: float,
+    total: int | None,
+    executed: int | None = None,
+    cpu_seconds: float | None = None,
+) -> None:
     """Says how long it took, how many stages really ran and how much memory was used at most; fails on a wrong result.
 
     `total` is the sum of all values, or None where this way of asking does not read them. `executed` is only for a side
-    whose stages run in other processes; else it is counted where the work is done.
+    whose stages run in other processes, or that counts something else; else it is counted where the work is done.
     """
     if total is not None and total != trivial.expected(asked.shape, asked.count):
         sys.exit(f"wrong result: {total}")
     ran = len(trivial.executions) if executed is None else executed
     peak_kib = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    print(json.dumps({"seconds": seconds, "executed": ran, "peak_rss_bytes": peak_kib * 1024}), flush=True)
+    said = {"seconds": seconds, "executed": ran, "peak_rss_bytes": peak_kib * 1024, "cpu_seconds": cpu_seconds}
+    print(json.dumps(said), flush=True)
