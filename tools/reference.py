@@ -60,6 +60,19 @@ EVENTS = {
     Kinds.CACHE_CORRUPT: ("what was kept is damaged; it was set aside and is made again", "node, key, damage"),
     Kinds.CACHE_DIFFERS: ("a stage gave another result than before", "node, key, before, ours, kept, expected"),
     Kinds.WARNING: ("something worth knowing", "message"),
+    Kinds.DOWNLOAD_START: ("bytes of a file begin to come", "phase, file, url, resume, start, total, sha256"),
+    Kinds.DOWNLOAD_PROGRESS: (
+        "how far a file is, at most four times a second",
+        "phase, file, downloaded, total, rate_bytes_per_s, eta_s, hashed",
+    ),
+    Kinds.DOWNLOAD_RETRY: ("a request is made again", "phase, file, wait_secs, msg, reason, attempt"),
+    Kinds.DOWNLOAD_WAITING: ("another process fetches the same file", "phase, file, path, msg"),
+    Kinds.DOWNLOAD_DONE: (
+        "a file is there, checked and durable, and so is its receipt",
+        "phase, file, bytes, ms, sha256, bytes_from_network, bytes_resumed, path, status, commit",
+    ),
+    Kinds.DOWNLOAD_FAILED: ("a file will not come", "phase, file, error, exit_code, message, hint, data"),
+    Kinds.DOWNLOAD_FROZEN: ("a lock list of a repository is written", "phase, file, path, files, bytes, commit"),
 }
 
 
@@ -118,10 +131,10 @@ def events_page() -> list[str]:
     lines = [
         "# Events",
         "",
-        "One JSON object per line, in a job's `status.jsonl` and from `stoker run --json`:",
+        "One JSON object per line, in a job's `status.jsonl`, from `stoker run --json` and from `stoker fetch --json`:",
         '`{"v":1,"ts":…,"seq":…,"source":…,"kind":…, …}`. `ts` is seconds since 1970, `seq` counts from 1, `source` is',
-        'the attempt\'s id. Numbers that are not finite are tagged: `{"$float": "nan"}`. Readers pass over kinds and',
-        "fields that they do not know.",
+        'the attempt\'s id. Numbers that are not finite are tagged: `{"$float": "nan"}`, unknown ones null.',
+        "Readers pass over kinds and fields that they do not know. Events of downloads also say their `phase`.",
         "",
         "| kind | when | fields |",
         "|---|---|---|",
