@@ -104,9 +104,15 @@ class Faults(BadInput):
     code = "faults"
     exit_code = 20
 
-    def __init__(self, message: str, *, faults: tuple[Fault, ...], hint: str = "", **data: object) -> None:
+    def __init__(
+        self, message: str, *, faults: tuple[Fault, ...], hint: str = "", count: int = 0, **data: object
+    ) -> None:
+        if count:
+            data["count"] = count
         super().__init__(message, hint=hint, faults=[fault.to_dict() for fault in faults], **data)
         self.faults = faults
+        self.count = count or len(faults)
+        """How many there are. Of very many, only the first are kept in `faults`."""
 
 
 class Fault:
@@ -164,6 +170,27 @@ class ArchiveFaults(Faults):
 
     code = "archive_faults"
     exit_code = 20
+
+
+class ClusterFaults(Faults):
+    """A cluster file says something that can't be."""
+
+    code = "cluster_faults"
+    exit_code = 23
+
+
+class ManifestFaults(Faults):
+    """A manifest says something that can't be."""
+
+    code = "manifest_faults"
+    exit_code = 24
+
+
+class FakeForbidden(BadInput):
+    """Invented hardware was asked for where only real hardware may be (STOKER_STRICT)."""
+
+    code = "fake_forbidden"
+    exit_code = 21
 
 
 class UnknownRecipe(BadInput):
@@ -290,6 +317,20 @@ class BadAnswer(Unavailable):
 
     code = "bad_answer"
     exit_code = 14
+
+
+class NoRoom(Unavailable):
+    """A device has no room for what was asked: not now, or never."""
+
+    code = "insufficient_memory"
+    exit_code = 50
+
+
+class RoomTimeout(Unavailable):
+    """Room on a device did not come free in the time that was given."""
+
+    code = "room_timeout"
+    exit_code = 51
 
 
 class MissingExtra(Unavailable):

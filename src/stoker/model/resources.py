@@ -28,19 +28,25 @@ class Needs:
     network: int = 0
     disk: int = 0
     memory_gib: float = 0.0
+    vram_gib: float = 0.0
+    """On each of its devices."""
+    shares: bool = False
+    """It may run beside others on its devices, within `vram_gib`; else it has them to itself."""
 
     @property
     def memory_bytes(self) -> int:
         return int(self.memory_gib * GIB)
 
+    @property
+    def vram_bytes(self) -> int:
+        return int(self.vram_gib * GIB)
+
 
 @frozen
 class Capacity:
-    """What one machine (or one run on it) may hand out."""
+    """What one machine (or one run on it) may hand out, its devices apart: those are shared with everybody on it."""
 
     cpu: int
-    gpus: tuple[str, ...] = ()
-    """Names of the devices; a grant names which."""
     network: int = 4
     disk: int = 2
     memory_bytes: int = 0

@@ -16,7 +16,7 @@ def test_declared_memory_is_bytes_inside(memory_gib, memory_bytes):
 
 def test_a_machine_hands_out_four_network_and_two_disk_permits_unless_told():
     capacity = Capacity(cpu=8)
-    assert (capacity.gpus, capacity.network, capacity.disk, capacity.memory_bytes) == ((), 4, 2, 0)
+    assert (capacity.network, capacity.disk, capacity.memory_bytes) == (4, 2, 0)
 
 
 def test_shortages_are_reported_in_one_fixed_order():
