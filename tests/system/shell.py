@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import select
 import shutil
 import subprocess
 import sys
@@ -44,6 +46,8 @@ class Shell:
                 name: value for name, value in os.environ.items() if not name.startswith(("STOKER", "PYTEST", "PYTHON"))
             },
             "STOKER_HOME": str(self.home),
+            # The machine's own is for its real devices.
+            "STOKER_LEDGER": str(folder / "ledger"),
             "TERM": "dumb",
         }
         self.use(cookbook)
@@ -79,6 +83,35 @@ class Shell:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    def at_a_terminal(self, *words: object, when: Callable[[bytes], bytes | None]) -> Done:
+        """Run a command at a terminal. `when` gets all that was seen so far and may give an answer to type, once."""
+        main, child = pty.openpty()
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "stoker", *map(str, words)],
+            cwd=self.folder,
+            env={**self.env, "TERM": "xterm", "COLUMNS": "100", "NO_COLOR": "1"},
+            stdin=child,
+            stdout=child,
+            stderr=child,
+        )
+        os.close(child)
+        seen, typed = b"", b""
+        while select.select([main], [], [], PATIENCE_S)[0]:
+            try:
+                piece = os.read(main, 65536)
+            except OSError:
+                # Linux says so when nobody holds the other end any more.
+                break
+            if not piece:
+                break
+            seen += piece
+            answer = when(seen)
+            if answer and not typed:
+                typed = answer
+                os.write(main, answer)
+        os.close(main)
+        return Done(code=process.wait(PATIENCE_S), out=seen.decode(), err="")
 
     def staged(self) -> list[Path]:
         """Give what lies in staging."""

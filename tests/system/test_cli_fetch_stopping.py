@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
-import select
 import signal
 import subprocess
 import sys
@@ -150,30 +147,14 @@ def test_a_terminal_shows_one_display_with_rate_and_time_left(shell: Shell, serv
         seen_enough.wait(PATIENCE_S if next(pieces) == 12 else 0.03)
 
     server.become(bad.in_pieces(256 * 1024, between))
-    master, slave = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "stoker", "fetch", server.url],
-        cwd=shell.folder,
-        env={**shell.env, "TERM": "xterm", "COLUMNS": "100", "NO_COLOR": "1"},
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-    )
-    os.close(slave)
-    seen = b""
-    while select.select([master], [], [], PATIENCE_S)[0]:
-        try:
-            piece = os.read(master, 65536)
-        except OSError:
-            break
-        if not piece:
-            break
-        seen += piece
+
+    def look(seen: bytes) -> None:
         if b"left" in seen:
             seen_enough.set()
-    os.close(master)
-    text = seen.decode()
-    assert process.wait(PATIENCE_S) == 0, text
+
+    done = shell.at_a_terminal("fetch", server.url, when=look)
+    text = done.out
+    assert done.code == 0, text
     assert "MiB/s" in text
     assert " of 4.0 MiB" in text
     assert "━" in text

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
-import select
-import subprocess
-import sys
 
 from tests.system.shell import PATIENCE_S, Shell, finish, wait_until
 
@@ -142,30 +137,14 @@ def test_a_reader_that_goes_away_does_not_stop_a_run(shell: Shell) -> None:
 
 def test_a_terminal_shows_what_runs_and_keeps_what_ended(shell: Shell) -> None:
     gate = shell.folder / "gate"
-    master, slave = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "stoker", "run", "toy/slow", "value=1", f"gate={gate}"],
-        cwd=shell.folder,
-        env={**shell.env, "TERM": "xterm", "COLUMNS": "100", "NO_COLOR": "1"},
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-    )
-    os.close(slave)
-    seen = b""
-    while select.select([master], [], [], PATIENCE_S)[0]:
-        try:
-            piece = os.read(master, 65536)
-        except OSError:
-            break
-        if not piece:
-            break
-        seen += piece
+
+    def look(seen: bytes) -> None:
         if b"patience" in seen:
             gate.touch()
-    os.close(master)
-    text = seen.decode()
-    assert process.wait(PATIENCE_S) == 0, text
+
+    done = shell.at_a_terminal("run", "toy/slow", "value=1", f"gate={gate}", when=look)
+    text = done.out
+    assert done.code == 0, text
     assert "⠋ wait" in text or "⠙ wait" in text or "⠹ wait" in text
     assert "✓ wait" in text
     assert "2 stages: 2 ran" in text

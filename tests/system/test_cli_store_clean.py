@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import pty
-import select
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.system.shell import PATIENCE_S, Shell, wait_until
+from tests.system.shell import Shell, wait_until
 
 
 @pytest.fixture
@@ -103,7 +99,7 @@ def test_a_limit_lets_results_go_as_well_and_what_was_put_stays(used: Shell) -> 
 def test_at_a_terminal_it_asks_and_only_y_or_yes_accepts(
     left: Shell, words: tuple[str, ...], answer: str, goes: bool
 ) -> None:
-    seen = at_a_terminal(left, *words, answer=answer)
+    seen = answering(left, *words, answer=answer)
     assert "Remove " in seen
     assert ("freed" in seen) is goes
     assert (left.staged() == []) is goes
@@ -111,7 +107,7 @@ def test_at_a_terminal_it_asks_and_only_y_or_yes_accepts(
 
 @pytest.mark.parametrize("words", [("clean-cache", "--dry-run"), ("store", "prune", "--dry-run")])
 def test_a_dry_run_asks_nothing_and_removes_nothing(left: Shell, words: tuple[str, ...]) -> None:
-    seen = at_a_terminal(left, *words, answer="y")
+    seen = answering(left, *words, answer="y")
     assert "Remove " not in seen
     assert "nothing was removed; --yes does it" in seen
     assert left.staged()
@@ -131,35 +127,9 @@ def test_help_says_what_it_is_short_for(shell: Shell) -> None:
     assert "`stoker clean-cache` is the same as `stoker store prune --everywhere`" in shown
 
 
-def at_a_terminal(shell: Shell, *words: str, answer: str) -> str:
+def answering(shell: Shell, *words: str, answer: str) -> str:
     """Run a command at a terminal, answer its question, and give what was seen."""
-    main, child = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "stoker", *words],
-        cwd=shell.folder,
-        env={**shell.env, "TERM": "xterm"},
-        stdin=child,
-        stdout=child,
-        stderr=child,
-    )
-    os.close(child)
-    seen = b""
-    is_answered = False
-    deadline_s = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline_s:
-        if not select.select([main], [], [], 0.05)[0]:
-            continue
-        try:
-            block = os.read(main, 65536)
-        except OSError:
-            # Linux says so when nobody holds the other end any more.
-            break
-        if not block:
-            break
-        seen += block
-        if b"[y/N]" in seen and not is_answered:
-            is_answered = True
-            os.write(main, answer.encode() + (b"" if answer == "\x04" else b"\n"))
-    os.close(main)
-    assert process.wait(PATIENCE_S) == 0
-    return seen.decode()
+    line = answer if answer == "\x04" else f"{answer}\n"
+    done = shell.at_a_terminal(*words, when=lambda seen: line.encode() if b"[y/N]" in seen else None)
+    assert done.code == 0, done.out
+    return done.out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -240,23 +239,11 @@ def test_a_billion_trials_are_refused_at_once_with_their_number_and_without_memo
 
 
 def test_a_terminal_is_asked_and_no_is_an_answer(shell: Shell) -> None:
-    master, slave = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "stoker", "run", "n=range:0:1001:1", *PROGRAM],
-        cwd=shell.folder,
-        env={**shell.env, "TERM": "xterm"},
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
+    done = shell.at_a_terminal(
+        "run", "n=range:0:1001:1", *PROGRAM, when=lambda seen: b"n\n" if b"[y/N]" in seen else None
     )
-    os.close(slave)
-    seen = b""
-    while b"[y/N]" not in seen:
-        seen += os.read(master, 4096)
-    assert b"1,001 trials. Run them?" in seen
-    os.write(master, b"n\n")
-    assert process.wait(PATIENCE_S) == 22
-    os.close(master)
+    assert done.code == 22
+    assert "1,001 trials. Run them?" in done.out
     assert ran(shell) == []
 
 
