@@ -22,12 +22,17 @@ SPARE_BYTES = 50 * 1024 * 1024
 
 def free_bytes(path: StrPath) -> int:
     """Give what an ordinary user may still write where `path` is, or will be once its folders are made."""
+    with translated(path):
+        status = os.statvfs(existing_above(path))
+    return status.f_bavail * status.f_frsize
+
+
+def existing_above(path: StrPath) -> str:
+    """Give the path itself, absolute, or the nearest folder above it that is there."""
     place = os.path.abspath(path)
     while not os.path.exists(place) and place != os.path.dirname(place):
         place = os.path.dirname(place)
-    with translated(path):
-        status = os.statvfs(place)
-    return status.f_bavail * status.f_frsize
+    return place
 
 
 def has_space(coming_bytes: int, free: int, *, spare_bytes: int = SPARE_BYTES) -> bool:
@@ -100,9 +105,16 @@ def memory_total_bytes(proc: str = "/proc") -> int | None:
 
 
 def memory_available_bytes(proc: str = "/proc") -> int | None:
-    """Give what can be used now without pushing anybody out; on macOS (untested) it is not known."""
+    """Give what can be used now without pushing anybody out."""
     rooms = [max(0, use.limit_bytes - use.used_bytes) for use in memory_uses(proc)]
     machine = _meminfo("MemAvailable", proc)
+    if machine is None:
+        # Kernels before 3.14 do not say; what nobody uses at all is the least that can be used.
+        machine = _meminfo("MemFree", proc)
+    if machine is None and sys.platform == "darwin":
+        from stoker.host.mac_memory import mac_available_bytes  # noqa: PLC0415 - it loads subprocess
+
+        machine = mac_available_bytes()
     return min([machine, *rooms]) if machine is not None else None
 
 

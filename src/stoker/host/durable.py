@@ -41,6 +41,19 @@ _SLICE_BYTES = 256 * 1024
 _own_tags: dict[int, str] = {}
 
 
+def _is_everybodys(path: str) -> bool:
+    """Whether a name is a device's, or leads to one, to a pipe or to a process's own: /dev/null, /dev/stdout."""
+    try:
+        if not os.path.islink(path):
+            mode = os.lstat(path).st_mode
+            # A pipe of that very name is just in the way, as damage in our own folders may be.
+            return stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
+        mode = os.stat(path).st_mode
+        return os.readlink(path).startswith("/proc/") or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+    except OSError:
+        return False
+
+
 def _no_step(name: str, /) -> None:
     """Do nothing."""
 
@@ -58,11 +71,14 @@ def write_file(path: StrPath, data: bytes, *, mode: int = 0o644, on_step: Callab
 def writing(path: StrPath, *, mode: int = 0o644, on_step: Callable[[str], None] = NO_STEP) -> Iterator[BinaryIO]:
     """Open a new file for the block to write; after the block it has its name, durably, in place of what had it.
 
-    If the block fails nothing of it is left, and what lay under the name still does.
+    If the block fails nothing of it is left, and what lay under the name still does. A device, or a link that leads to
+    one or to a pipe (/dev/stdout), is refused: root would take it from everybody.
     """
     name = os.fspath(path)
     parent = os.path.dirname(name) or "."
     with translated(name):
+        if _is_everybodys(name):
+            raise OSError(errno.EINVAL, "this is not a regular file", name)
         temp = temp_name(parent)
         on_step("write")
         try:

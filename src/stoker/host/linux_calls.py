@@ -10,6 +10,8 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _SYNC_WRITE = 2
+_TIMEX_BYTES = 512  # more than the structure has on any machine
+_TIME_ERROR = 5
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -34,6 +36,16 @@ def start_write_back(descriptor: int, offset: int, size_bytes: int) -> None:
     _libc.sync_file_range(
         ctypes.c_int(descriptor), ctypes.c_int64(offset), ctypes.c_int64(size_bytes), ctypes.c_uint(_SYNC_WRITE)
     )
+
+
+def is_clock_kept() -> bool:
+    """Ask the kernel whether something keeps its clock in step with the world's. Raises `OSError`."""
+    # All zero: it only looks.
+    state = _libc.adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
+    if state < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return bool(state != _TIME_ERROR)
 
 
 def _prctl(option: int, argument: int | ctypes.c_char_p) -> None:

@@ -26,13 +26,14 @@ from stoker.model import json_text
 from stoker.model.clock import Clock, SystemClock
 from stoker.model.errors import LocalFile, LockHeld, NoSpace
 from stoker.model.frozen import frozen
+from stoker.model.printable import one_line
 from stoker.model.units import format_duration
 
 DEFAULT_WAIT_S = 10.0
-_FIRST_PAUSE_S = 0.005
-_LONGEST_PAUSE_S = 0.1
+_PAUSES_S = (0.005, 0.1)
 _FIRST_WORDS = b'{"identity":'
 _LONGEST_BYTES = 65536
+_LONGEST_PURPOSE = 500
 _PLAINLY = os.O_NOFOLLOW | os.O_NONBLOCK
 
 
@@ -51,9 +52,11 @@ class Lock:
 
     `with Lock(path, "prune the store"): …`, or `acquire` and `release`; forgetting the object does not release it.
     Threads that compete use a `Lock` each. With `dir_fd` its file is the last part of `path` in that open folder.
+    A new file gets `mode`, limited by the umask. While it waits it pauses, first and at most as `pauses_s` says.
+    `is_ours` says that a file of that name is a lock whatever stands in it: where others may write, they do.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a file, and how it is waited for
         self,
         path: StrPath,
         purpose: str,
@@ -61,9 +64,15 @@ class Lock:
         wait_s: float = DEFAULT_WAIT_S,
         clock: Clock | None = None,
         dir_fd: int | None = None,
+        mode: int = 0o644,
+        pauses_s: tuple[float, float] = _PAUSES_S,
+        is_ours: bool = False,
     ) -> None:
         self.path = os.fspath(path)
         self.purpose = purpose
+        self._mode = mode
+        self._pauses_s = pauses_s
+        self._is_ours = is_ours
         self._wait_s = wait_s
         self._clock: Clock = clock or SystemClock()
         self._name = self.path if dir_fd is None else os.path.basename(self.path)
@@ -82,16 +91,15 @@ class Lock:
         if self._fd is not None:
             raise _held(self.path, None, "this process holds it already")
         deadline_s = clock.monotonic_s() + wait_s
-        pause_s = _FIRST_PAUSE_S
+        pause_s, longest_pause_s = self._pauses_s
+        is_first = True
         while (fd := self._try(clock)) is None:
-            owner = read_owner(self._name, dir_fd=self._dir_fd)
-            if owner and owner.identity == mine() and owner.thread == threading.get_ident():
-                raise _held(self.path, owner, "this thread holds it already")
             left_s = deadline_s - clock.monotonic_s()
-            if left_s <= 0:
-                raise _held(self.path, owner, _describe(owner, clock))
+            if is_first or left_s <= 0:
+                self._see_owner(clock, is_over=left_s <= 0)
+            is_first = False
             clock.sleep(min(pause_s, left_s))
-            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+            pause_s = min(pause_s * 2, longest_pause_s)
         self._fd = fd
         _held_here.add(self)
 
@@ -119,13 +127,13 @@ class Lock:
 
     def _try(self, clock: Clock) -> int | None:
         with translated(self.path):
-            fd = os.open(self._name, os.O_RDWR | os.O_CREAT | _PLAINLY, 0o644, dir_fd=self._dir_fd)
+            fd = self._open()
             try:
                 if not stat.S_ISREG(os.fstat(fd).st_mode):
                     raise OSError(errno.EINVAL, "this is not a regular file", self.path)
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _is_still_named(fd, self._name, self._dir_fd):
-                    if not _is_lock_file(fd):
+                    if not self._is_ours and not _is_lock_file(fd):
                         message = f"in the way, and not a lock of Stoker's: {self.path}"
                         raise LocalFile(message, hint="move it away", path=self.path)
                     self._sign(fd, clock)
@@ -137,6 +145,22 @@ class Lock:
                 raise
             os.close(fd)
             return None
+
+    def _see_owner(self, clock: Clock, *, is_over: bool) -> None:
+        """Raise `LockHeld` if the time is over, or if waiting is for ourselves."""
+        owner = read_owner(self._name, dir_fd=self._dir_fd)
+        if owner and owner.identity == mine() and owner.thread == threading.get_ident():
+            raise _held(self.path, owner, "this thread holds it already")
+        if is_over:
+            raise _held(self.path, owner, _describe(owner, clock))
+
+    def _open(self) -> int:
+        flags = os.O_RDWR | _PLAINLY
+        try:
+            return os.open(self._name, flags, dir_fd=self._dir_fd)
+        except FileNotFoundError:
+            # Not at once: in a sticky folder Linux may refuse to "create" a file that another user has made.
+            return os.open(self._name, flags | os.O_CREAT, self._mode, dir_fd=self._dir_fd)
 
     def _sign(self, fd: int, clock: Clock) -> None:
         owner = {
@@ -178,10 +202,10 @@ def read_owner(path: StrPath, *, dir_fd: int | None = None) -> LockOwner | None:
         return LockOwner(
             identity=ProcessIdentity.from_dict(data["identity"]),
             thread=int(data["thread"]),
-            purpose=str(data["purpose"]),
-            since=datetime.fromisoformat(data["since"]),
+            purpose=one_line(str(data["purpose"]), _LONGEST_PURPOSE),
+            since=datetime.fromisoformat(data["since"]).astimezone(),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
 
 

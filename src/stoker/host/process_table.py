@@ -61,6 +61,22 @@ if sys.platform == "linux":
             os.close(fd)
         return _parse_stat(pid, text)
 
+    def are_numbers_ours() -> bool:
+        """Whether the table is that of our own namespace: in a new one, /proc may be missing or still the old one's."""
+        try:
+            return os.readlink("/proc/self") == str(os.getpid())
+        except OSError:
+            return False
+
+    def users_of(pid: int) -> frozenset[int]:
+        """Give the users that a process acts for: real, effective, saved. None at all if that can't be told."""
+        try:
+            with open(f"/proc/{pid}/status", "rb") as file:
+                words = next((line.split() for line in file if line.startswith(b"Uid:")), [])
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            return frozenset()
+        return frozenset(map(int, words[1:]))
+
     def rows() -> Iterator[ProcessRow]:
         """Give every process that we can see, zombies included."""
         for name in os.listdir("/proc"):
@@ -85,6 +101,14 @@ else:
     def read_row(pid: int) -> ProcessRow | None:
         """Give one process, zombies included; `None` if there is none."""
         return next(_ask_ps("-p", str(pid)), None)
+
+    def are_numbers_ours() -> bool:
+        """Whether the table is that of our own namespace."""
+        return True
+
+    def users_of(_pid: int) -> frozenset[int]:
+        """Give the users that a process acts for; here nobody tells."""
+        return frozenset()
 
     def rows() -> Iterator[ProcessRow]:
         """Give every process that we can see, zombies included."""

@@ -37,6 +37,40 @@ def test_a_file_has_the_bytes_and_the_mode_it_was_given(tmp_path):
     assert os.listdir(tmp_path) == ["a"]
 
 
+@pytest.mark.parametrize("target", ["pipe", "/dev/null"])
+def test_a_link_to_a_pipe_or_a_device_is_never_replaced_by_a_file(tmp_path, target):
+    os.mkfifo(tmp_path / "pipe")
+    link = tmp_path / "link"
+    link.symlink_to(target)
+    with pytest.raises(LocalFile, match="not a regular file"):
+        write_file(link, b"one")
+    assert os.readlink(link) == target
+    assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes devices")
+def test_a_device_is_never_replaced_by_a_file(tmp_path):
+    device = tmp_path / "null"
+    os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    with pytest.raises(LocalFile, match="not a regular file"):
+        write_file(device, b"one")
+    assert stat.S_ISCHR(device.stat().st_mode)
+
+
+def test_a_pipe_that_lies_in_the_way_is_replaced(tmp_path):
+    os.mkfifo(tmp_path / "a")
+    write_file(tmp_path / "a", b"one")
+    assert (tmp_path / "a").read_bytes() == b"one"
+
+
+def test_a_link_to_our_own_output_is_never_replaced_by_a_file(tmp_path):
+    link = tmp_path / "stdout"
+    link.symlink_to("/proc/self/fd/1")
+    with pytest.raises(LocalFile, match="not a regular file"):
+        write_file(link, b"one")
+    assert link.is_symlink()
+
+
 def test_a_file_is_replaced_even_if_it_is_read_only(tmp_path):
     write_file(tmp_path / "a", b"one", mode=0o444)
     write_file(str(tmp_path / "a"), b"two")

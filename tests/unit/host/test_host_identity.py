@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from stoker.host.identity import Liveness, ProcessIdentity, is_alive, is_of_this_boot, mine, of_pid
-from stoker.host.process_table import ProcessRow, living_rows, read_row, rows
+from stoker.host.process_table import ProcessRow, are_numbers_ours, living_rows, read_row, rows, users_of
 from stoker.model.frozen import changed
 from tests.unit.host.real_processes import code_of, fork, kill_and_reap, signal_pipe, wait_until
 
@@ -128,3 +128,19 @@ def test_the_table_lists_us_and_the_living_are_a_part_of_it():
     assert {os.getpid(), os.getppid()} <= everybody
     assert all(not row.is_gone for row in living_rows())
     assert ProcessRow(1, 0, 1, 1, "Z", 1, 0).is_gone
+
+
+def test_we_act_for_our_own_user_and_nobody_for_none():
+    assert users_of(os.getpid()) == set(os.getresuid())
+    assert users_of(2**30) == frozenset()
+
+
+def test_the_table_of_another_namespace_is_told_from_ours():
+    assert are_numbers_ours()
+    ask = "from stoker.host.process_table import are_numbers_ours; print(are_numbers_ours())"
+    for more, expected in (((), "False"), (("--mount-proc",), "True")):
+        command = ["unshare", "--pid", "--fork", *more, sys.executable, "-P", "-c", ask]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode and "unshare" in done.stderr:
+            pytest.skip("no new namespace of processes may be made here")
+        assert done.stdout.strip() == expected, done.stderr

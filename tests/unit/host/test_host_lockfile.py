@@ -213,12 +213,33 @@ def test_a_full_disk_does_not_keep_anybody_from_locking(tmp_path):
 
 
 def test_scribble_in_a_lock_file_is_no_owner(tmp_path):
-    for text in ("", "scribble", "[1]", '{"identity": 3}', '{"identity": {}}'):
+    owner = '{"identity":{"pid":5,"start_ticks":5},"thread":%s,"purpose":"x","since":"%s"}'
+    endless, never = owner % ("1e999", "2020-01-01T00:00:00+00:00"), owner % (1, "0001-01-01T00:00:00+23:00")
+    for text in ("", "scribble", "[1]", '{"identity": 3}', '{"identity": {}}', endless, never):
         (tmp_path / "lock").write_text(text)
         assert read_owner(tmp_path / "lock") is None
     assert read_owner(tmp_path / "missing") is None
     with Lock(tmp_path / "lock", "mine"):
         pass
+
+
+def test_an_owner_without_a_time_zone_and_with_a_loud_purpose_is_told_in_one_plain_line(tmp_path):
+    path = tmp_path / "lock"
+    with Lock(path, "mine"):
+        path.write_text(
+            '{"identity":{"pid":5,"start_ticks":5},"thread":1,"purpose":"a\\u001b[2J\\nb","since":"2020-01-01T00:00:00"}'
+        )
+        with pytest.raises(LockHeld, match=r"process 5 on  \(a \[2J b\) for"):
+            Lock(path, "one more").acquire(wait_s=0)
+
+
+def test_a_lock_that_is_ours_for_certain_is_taken_whatever_stands_in_it(tmp_path):
+    path = tmp_path / "lock"
+    path.write_text("scribble " * 10_000)
+    with Lock(path, "mine", is_ours=True):
+        owner = read_owner(path)
+        assert owner is not None
+        assert owner.purpose == "mine"
 
 
 def test_a_folder_that_is_missing_is_said(tmp_path):

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import socket
+import sys
+
+import pytest
+
+from stoker.host.clock_check import is_clock_synchronised
+from stoker.host.ports import is_port_free
+from stoker.model.devices import Verdict
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
+def test_a_port_on_which_somebody_listens_is_not_free(address: str) -> None:
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((address, 0))
+        server.listen()
+        answer = is_port_free(server.getsockname()[1])
+    assert (answer.verdict, answer.why) == (Verdict.NO, "another program uses it")
+
+
+def test_a_port_that_was_just_given_up_is_free() -> None:
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            taken, _ = server.accept()
+            taken.close()
+    assert is_port_free(port).is_yes
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says")
+@pytest.mark.parametrize(("kept", "verdict"), [(True, Verdict.YES), (False, Verdict.NO)])
+def test_the_kernel_says_whether_the_clock_is_kept(
+    monkeypatch: pytest.MonkeyPatch, kept: bool, verdict: Verdict
+) -> None:
+    from stoker.host import linux_calls
+
+    assert isinstance(linux_calls.is_clock_kept(), bool)
+    monkeypatch.setattr(linux_calls, "is_clock_kept", lambda: kept)
+    assert is_clock_synchronised().verdict is verdict
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says")
+def test_a_kernel_that_refuses_to_say_makes_it_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    from stoker.host import linux_calls
+
+    def refuse() -> bool:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(linux_calls, "is_clock_kept", refuse)
+    answer = is_clock_synchronised()
+    assert (answer.verdict, answer.why) == (Verdict.UNKNOWN, "Operation not permitted")
+
+
+def test_elsewhere_it_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.host.clock_check.sys.platform", "darwin")
+    assert is_clock_synchronised().verdict is Verdict.UNKNOWN
