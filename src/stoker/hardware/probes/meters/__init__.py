@@ -1,0 +1,1 @@
+"""Those who measure devices' memory now."""

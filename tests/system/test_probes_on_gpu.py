@@ -1,0 +1,187 @@
+"""On a machine with an NVIDIA GPU: NVML, nvidia-smi and torch say the same of it. Skips itself elsewhere.
+
+Needs pytest and nothing else of ours; with `-s` it prints what each witness says:
+
+    PYTHONPATH=src python -m pytest --noconftest -s tests/system/test_probes_on_gpu.py
+
+Where nvidia-ml-py, nvidia-smi or torch is missing, that witness is left out, and the finding that says so is what is
+checked.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from stoker.hardware.probes.asking import ProcessAsker, Reply
+from stoker.hardware.probes.devices import find_devices
+from stoker.hardware.probes.found import Found
+from stoker.hardware.probes.meters.metering import open_meter
+from stoker.hardware.probes.sighting import Sighting, Statement
+from stoker.hardware.probes.witnesses import nvidia_smi, nvml, torch_witness
+from stoker.model.devices import MIB, Backend, Device
+
+HAS_GPU = any(os.path.exists(f"/dev/{name}") for name in ("nvidiactl", "nvidia0", "dxg"))
+HAS_NVML = bool(nvml.library_folder())
+HAS_SMI = shutil.which("nvidia-smi") is not None
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+TORCH_LIMIT_S = 120.0
+SAME_BYTES = 64 * MIB
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not HAS_GPU, reason="there is no NVIDIA device here"),
+]
+
+
+def found_by(*witnesses: str, limit_s: float = TORCH_LIMIT_S) -> Found:
+    ask = ProcessAsker(os.environ)
+    return find_devices(os.environ, ask=ask, python=sys.executable, witnesses=frozenset(witnesses), limit_s=limit_s)
+
+
+def usable(found: Found, witness: str) -> list[Device]:
+    """Give the devices that a witness names and programs may see."""
+    seen = [one for one in found.devices if witness in one.installed.why and one.backend is Backend.CUDA]
+    return [one for one in seen if not one.visible.is_no]
+
+
+def ask(argv: list[str], limit_s: float = 30.0) -> Reply:
+    return ProcessAsker(os.environ).ask(argv, limit_s=limit_s)
+
+
+def wholes(statement: Statement) -> dict[str, Sighting]:
+    """Give what a witness says of devices that are not parts, by UUID."""
+    print(f"\n{statement.witness}: {statement.sightings} {statement.findings}")
+    assert statement.was_heard, statement.findings
+    return {one.uuid.lower(): one for one in statement.sightings if not one.parent}
+
+
+@pytest.fixture(scope="module")
+def by_nvml() -> dict[str, Sighting]:
+    if not HAS_NVML:
+        pytest.skip("nvidia-ml-py is not installed")
+    return wholes(nvml.read(ask(nvml.child_command(nvml.library_folder(), "snapshot"))))
+
+
+@pytest.fixture(scope="module")
+def by_smi() -> dict[str, Sighting]:
+    if not HAS_SMI:
+        pytest.skip("nvidia-smi is not installed")
+    reply = ask(nvidia_smi.question())
+    if nvidia_smi.wants_old_question(reply):
+        reply = ask(nvidia_smi.question(is_old=True))
+    return wholes(nvidia_smi.read(reply))
+
+
+@pytest.fixture(scope="module")
+def by_torch() -> dict[str, Sighting]:
+    if not HAS_TORCH:
+        pytest.skip("torch is not installed")
+    return wholes(torch_witness.read(ask(torch_witness.question(sys.executable), TORCH_LIMIT_S)))
+
+
+@pytest.fixture(scope="module")
+def together() -> Found:
+    return found_by("nvml", "nvidia-smi", "torch")
+
+
+def test_nvml_and_nvidia_smi_agree(by_nvml: dict[str, Sighting], by_smi: dict[str, Sighting]) -> None:
+    assert by_nvml
+    assert sorted(by_nvml) == sorted(by_smi)
+    for uuid, one in by_nvml.items():
+        other = by_smi[uuid]
+        assert (one.name, one.pci, one.driver, one.index) == (other.name, other.pci, other.driver, other.index)
+        assert abs((one.total_bytes or 0) - (other.total_bytes or 0)) <= SAME_BYTES
+
+
+@pytest.mark.parametrize("witness", ["by_nvml", "by_smi"])
+def test_torch_sees_the_same_devices_less_what_the_driver_keeps(
+    by_torch: dict[str, Sighting], witness: str, request: pytest.FixtureRequest
+) -> None:
+    listed: dict[str, Sighting] = request.getfixturevalue(witness)
+    if any(one.is_split for one in listed.values()) or "CUDA_VISIBLE_DEVICES" in os.environ:
+        pytest.skip("torch does not see all devices here")
+    if not all(by_torch):
+        pytest.skip("this torch does not say its devices' UUIDs")
+    assert sorted(by_torch) == sorted(listed)
+    for uuid, one in by_torch.items():
+        other = listed[uuid]
+        assert (one.name, one.capability) == (other.name, other.capability or one.capability)
+        if other.total_bytes is not None and other.reserved_bytes is not None:
+            seen = other.total_bytes - other.reserved_bytes
+            assert abs(seen - (one.total_bytes or 0)) <= SAME_BYTES, (other, one)
+
+
+def test_all_together_disagree_about_nothing(together: Found) -> None:
+    differences = [one for one in together.findings if one.code.startswith(("disagree", "torch_", "duplicate"))]
+    assert differences == []
+    expected = set() if HAS_NVML else {"nvml_missing"}
+    assert {one.code for one in together.findings} & {"nvml_missing", "nvml_sees_nothing"} == expected
+
+
+def test_a_program_has_computed_on_every_device_that_torch_sees(together: Found) -> None:
+    if not HAS_TORCH:
+        pytest.skip("torch is not installed")
+    seen = usable(together, "torch")
+    assert seen
+    assert all(one.usable.is_yes for one in seen), [one.usable for one in seen]
+    assert together.backends.keys() >= {Backend.CUDA, Backend.WEBGPU}
+    assert together.backends[Backend.CUDA]
+
+
+def test_nvml_and_nvidia_smi_alone_answer_within_their_limit() -> None:
+    begun = time.monotonic()
+    found = found_by("nvml", "nvidia-smi", limit_s=5.0)
+    assert time.monotonic() - begun < 6.0
+    assert found.devices
+
+
+def test_hiding_every_device_leaves_them_installed_and_not_visible() -> None:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    ask = ProcessAsker(environment)
+    found = find_devices(environment, ask=ask, witnesses=frozenset({"nvml", "nvidia-smi"}), limit_s=30.0)
+    assert found.devices
+    assert all(one.installed.is_yes and one.visible.is_no for one in found.devices if one.backend is Backend.CUDA)
+    assert Backend.CUDA not in found.backends
+
+
+def test_the_meter_measures_what_a_program_takes(together: Found) -> None:
+    if not HAS_TORCH or not HAS_NVML:
+        pytest.skip("torch or nvidia-ml-py is not installed")
+    device = next(one for one in usable(together, "nvml") if not one.usable.is_no)
+    size_bytes = 1 << 30
+    script = textwrap.dedent(f"""
+        import torch
+        held = torch.ones({size_bytes}, dtype=torch.uint8, device="cuda")
+        torch.cuda.synchronize()
+        print("holds", flush=True)
+        input()
+    """)
+    meter = open_meter(together.devices, os.environ)
+    try:
+        before = meter.free_bytes(device.uuid)
+        if before is None:
+            pytest.skip("the driver does not tell how much is free")
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": device.uuid}
+        with subprocess.Popen(
+            [sys.executable, "-c", script], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as program:
+            assert program.stdout is not None
+            assert program.stdout.readline() == "holds\n"
+            after = meter.free_bytes(device.uuid)
+            used = meter.used_by(device.uuid)
+            program.communicate("\n")
+        assert after is not None
+        assert before - after >= size_bytes
+        assert used is not None
+        # In a container the numbers are the host's, and a driver may keep them to itself.
+        assert program.pid not in used or used[program.pid] >= size_bytes
+    finally:
+        meter.close()
