@@ -1,0 +1,197 @@
+"""What there is to tell about the ledger at one moment: devices, who holds, who waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from stoker.hardware.ledger.asking import Candidate
+from stoker.hardware.ledger.book import Book
+from stoker.hardware.ledger.entries import Entry, Share, Ticket
+from stoker.hardware.ledger.living import Living, chain_of
+from stoker.hardware.ledger.room import Reading, charges_on, total_of
+from stoker.host.identity import mine
+from stoker.model.frozen import fresh, frozen
+
+
+@frozen
+class Holder:
+    """Who holds some of a device."""
+
+    entry: Entry
+    share: Share
+    held_s: float
+    is_late: bool
+    """Its lease was not renewed in time; it counts because its process lives."""
+    left_behind: int | None = None
+    """Its owner has ended; this process of its group is still there."""
+
+    def to_dict(self) -> dict[str, Any]:
+        owner = self.entry.owner
+        return {
+            "id": self.entry.id,
+            "job": self.entry.job,
+            "pid": owner.pid,
+            "user": self.entry.user,
+            "budget_bytes": self.share.promised_bytes or None,
+            "actual_bytes": self.share.measured_bytes,
+            "is_exclusive": self.share.is_exclusive,
+            "base": self.entry.base or None,
+            "base_bytes": self.entry.base_bytes,
+            "held_s": round(self.held_s, 3),
+            "since_s": self.entry.since_wall_s,
+            "is_late": self.is_late,
+            "left_behind": self.left_behind,
+        }
+
+
+@frozen
+class DeviceState:
+    """One device."""
+
+    device: Candidate
+    holders: tuple[Holder, ...]
+    reserved_bytes: int
+    """The whole device if somebody has it to himself."""
+    free_bytes: int | None
+    """By the driver's measure."""
+    outside: Mapping[int, int] = fresh(factory=dict)
+    """Processes that use it without a reservation, and how much."""
+    unseen_bytes: int = 0
+    """In use by processes that can't be seen from here, such as those of another container: anybody's."""
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether somebody has it to himself."""
+        return any(holder.share.is_exclusive for holder in self.holders)
+
+    @property
+    def available_bytes(self) -> int:
+        """What the ledger could still promise to who shares."""
+        return 0 if self.is_taken else max(0, self.device.usable_bytes - self.reserved_bytes)
+
+    def to_dict(self) -> dict[str, Any]:
+        device = self.device
+        return {
+            "device": device.uuid,
+            "name": device.name,
+            "is_fake": device.is_fake,
+            "memory_type": str(device.memory_type),
+            "total_bytes": device.total_bytes,
+            "usable_percent": device.memory_type.usable_percent,
+            "usable_bytes": device.usable_bytes,
+            "reserved_bytes": self.reserved_bytes,
+            "available_bytes": self.available_bytes,
+            "is_taken": self.is_taken,
+            "free_bytes": self.free_bytes,
+            "holders": [holder.to_dict() for holder in self.holders],
+            "outside": [{"pid": pid, "bytes": size} for pid, size in sorted(self.outside.items())],
+            "unseen_bytes": self.unseen_bytes,
+        }
+
+
+@frozen
+class Waiter:
+    """Who waits."""
+
+    ticket: Ticket
+    place: int
+    """1 is next, among those who want any of the same devices."""
+    waited_s: float
+    is_asleep: bool
+    """It does not look, and holds nobody up."""
+
+    def to_dict(self) -> dict[str, Any]:
+        ticket = self.ticket
+        return {
+            "waiting": ticket.job,
+            "pid": ticket.owner.pid,
+            "user": ticket.user,
+            "place": self.place,
+            "devices": list(ticket.uuids),
+            "count": ticket.count,
+            "vram_bytes": ticket.vram_bytes or None,
+            "may_share": ticket.may_share,
+            "waited_s": round(self.waited_s, 3),
+            "is_asleep": self.is_asleep,
+        }
+
+
+@frozen
+class State:
+    """Everything."""
+
+    devices: tuple[DeviceState, ...]
+    waiting: tuple[Waiter, ...]
+    warnings: tuple[str, ...]
+
+
+def state_of(
+    book: Book,
+    devices: tuple[Candidate, ...],
+    readings: Mapping[str, Reading],
+    living: Living,
+    chain_of: Callable[[int], tuple[int, ...] | None] = chain_of,
+) -> State:
+    """Put it together."""
+    return State(
+        devices=tuple(_device(device, book.entries, readings[device.uuid], living, chain_of) for device in devices),
+        waiting=tuple(_waiter(ticket, book, living) for ticket in book.tickets),
+        warnings=book.warnings,
+    )
+
+
+def _device(
+    device: Candidate,
+    entries: tuple[Entry, ...],
+    reading: Reading,
+    living: Living,
+    chain_of: Callable[[int], tuple[int, ...] | None],
+) -> DeviceState:
+    now_s = living.since_boot_s()
+    holders = tuple(
+        Holder(
+            entry=entry,
+            share=share,
+            held_s=max(0.0, now_s - entry.since_s),
+            is_late=living.is_late(entry),
+            left_behind=_left_behind(entry, living),
+        )
+        for entry in entries
+        for share in entry.shares
+        if share.uuid == device.uuid
+    )
+    is_taken = any(holder.share.is_exclusive for holder in holders)
+    here = mine().pid_space
+    owners = {holder.entry.owner.pid for holder in holders if holder.entry.owner.pid_space == here}
+    used_by = reading.used_by or {}
+    chains = {pid: chain_of(pid) for pid in used_by}
+    return DeviceState(
+        device=device,
+        holders=holders,
+        reserved_bytes=device.total_bytes if is_taken else total_of(charges_on(device.uuid, entries)),
+        free_bytes=reading.free_bytes,
+        outside={
+            pid: size
+            for pid, size in used_by.items()
+            if (chain := chains[pid]) is not None and not owners & {pid, *chain}
+        },
+        unseen_bytes=sum(size for pid, size in used_by.items() if chains[pid] is None),
+    )
+
+
+def _left_behind(entry: Entry, living: Living) -> int | None:
+    if living.is_here(entry.owner):
+        return None
+    found = living.left_behind(entry.owner)
+    return None if found is None else found.pid
+
+
+def _waiter(ticket: Ticket, book: Book, living: Living) -> Waiter:
+    ahead = [one for one in book.awake(living) if one.number < ticket.number and set(one.uuids) & set(ticket.uuids)]
+    return Waiter(
+        ticket=ticket,
+        place=len(ahead) + 1,
+        waited_s=max(0.0, living.since_boot_s() - ticket.since_s),
+        is_asleep=living.is_asleep(ticket),
+    )

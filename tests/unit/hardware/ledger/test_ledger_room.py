@@ -1,0 +1,69 @@
+"""How much of the memory in use belongs to those who were promised it."""
+
+from __future__ import annotations
+
+from stoker.hardware.ledger.entries import Entry
+from stoker.hardware.ledger.room import Reading, measured_room, taken_of_promised
+from stoker.host.identity import mine
+from stoker.model.frozen import changed
+from tests.unit.hardware.ledger.lab import CARD, entry, gib
+
+TOTAL = CARD.total_bytes
+
+
+def here(size_bytes: int, pid: int) -> Entry:
+    """A reservation of a process that we can see."""
+    return entry(size_bytes, pid=pid, owner=changed(mine(), pid=pid))
+
+
+def taken(entries: list[Entry], used_by: dict[int, int] | None, chains: dict[int, tuple[int, ...] | None]) -> int:
+    used = gib(10) if used_by is None else sum(used_by.values())
+    reading = Reading(free_bytes=TOTAL - used, used_by=used_by)
+    return taken_of_promised(CARD, entries, reading, chains)
+
+
+def test_what_an_owner_uses_is_taken_up_to_its_promise() -> None:
+    assert taken([here(gib(6), 7)], {7: gib(2)}, {7: ()}) == gib(2)
+    assert taken([here(gib(6), 7)], {7: gib(9)}, {7: ()}) == gib(6)
+
+
+def test_what_an_owners_children_use_is_the_owners() -> None:
+    assert taken([here(gib(6), 7)], {8: gib(2), 9: gib(1)}, {8: (7,), 9: (8, 7)}) == gib(3)
+
+
+def test_what_strangers_use_is_not_taken_from_any_promise() -> None:
+    assert taken([here(gib(6), 7)], {7: gib(1), 99: gib(5)}, {7: (), 99: (1,)}) == gib(1)
+
+
+def test_what_unseen_processes_use_may_be_of_holders_who_were_not_seen() -> None:
+    # As in a container: the driver names processes by numbers that mean nothing here.
+    assert taken([here(gib(6), 7)], {4711: gib(5)}, {4711: None}) == gib(5)
+    assert taken([here(gib(6), 7)], {4711: gib(9)}, {4711: None}) == gib(6)
+    # A holder who was seen has not taken what somebody unseen has.
+    assert taken([here(gib(6), 7)], {7: gib(1), 4711: gib(9)}, {7: (), 4711: None}) == gib(1)
+
+
+def test_where_nobody_says_who_uses_a_device_its_holders_do() -> None:
+    assert taken([here(gib(6), 7)], None, {}) == gib(6)
+    assert taken([here(gib(16), 7)], None, {}) == gib(10)
+
+
+def test_several_promises_of_one_owner_are_taken_together() -> None:
+    two = [here(gib(3), 7), changed(here(gib(3), 7), id="a" * 16)]
+    assert taken(two, {7: gib(5)}, {7: ()}) == gib(5)
+
+
+def test_the_number_of_a_process_of_another_container_is_not_taken_for_ours() -> None:
+    theirs = changed(here(gib(6), 7), owner=changed(mine(), pid=7, pid_space="another"))
+    # Process 7 of ours is a stranger to it.
+    assert taken([theirs], {7: gib(2)}, {7: (1,)}) == 0
+
+
+def test_an_unmeasured_device_has_nothing_taken() -> None:
+    assert taken_of_promised(CARD, [here(gib(6), 7)], Reading(), {}) == 0
+
+
+def test_measured_room_never_goes_below_nothing() -> None:
+    assert measured_room(gib(8), gib(2), gib(10)) == gib(4)
+    assert measured_room(gib(8), gib(0), gib(3)) == 0
+    assert measured_room(gib(8), gib(9), gib(3)) == gib(3)
