@@ -1,0 +1,1 @@
+"""How much device memory a training will take, before it is spent."""
