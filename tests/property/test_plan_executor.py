@@ -17,7 +17,7 @@ from tests.unit.plan.lab import Lab, Ran, quick_folder
 from tests.unit.plan.stages import ASIDE_S, Number
 
 bounded = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-CAPACITY = Capacity(cpu=3, gpus=("a",), memory_bytes=4 * GIB)
+CAPACITY = Capacity(cpu=3, memory_bytes=4 * GIB)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ def plans(draw: st.DrawFn, *, may_fail: bool = False) -> Plan:
 
 def run(plan: Plan, **options: Any) -> tuple[Ran, Ran]:
     """Run twice in an empty store."""
-    with quick_folder() as folder, Lab(folder / "lab", capacity=CAPACITY) as lab:
+    with quick_folder() as folder, Lab(folder / "lab", capacity=CAPACITY, devices=("a",)) as lab:
         ran = lab.run(plan, **options)
         again = lab.run(plan, **options)
         assert lab.staged() == []

@@ -9,11 +9,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from stoker.model.resources import GIB, Capacity, Needs
 from stoker.plan.permits import Grant, Permits, Shortage
 
-CAPACITY = Capacity(cpu=4, gpus=("a", "b", "c"), network=3, disk=2, memory_bytes=8 * GIB)
+CAPACITY = Capacity(cpu=4, network=3, disk=2, memory_bytes=8 * GIB)
 NEEDS = st.builds(
     Needs,
     cpu=st.integers(0, 9),
-    gpu=st.integers(0, 3),
     network=st.integers(0, 5),
     disk=st.integers(0, 3),
     memory_gib=st.sampled_from([0.0, 0.5, 1.0, 3.0, 8.0, 50.0]),
@@ -28,9 +27,8 @@ class Machine(RuleBasedStateMachine):
         self.permits = Permits(CAPACITY)
         self.held: list[Grant] = []
 
-    def used(self) -> tuple[int, int, int, int, int]:
+    def used(self) -> tuple[int, int, int, int]:
         return (
-            sum(len(grant.gpus) for grant in self.held),
             sum(grant.cpu for grant in self.held),
             sum(grant.network for grant in self.held),
             sum(grant.disk for grant in self.held),
@@ -39,8 +37,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule(needs=NEEDS)
     def come(self, needs: Needs) -> None:
-        limits = (len(CAPACITY.gpus), CAPACITY.cpu, CAPACITY.network, CAPACITY.disk, CAPACITY.memory_bytes)
-        asked = (needs.gpu, needs.cpu, needs.network, needs.disk, needs.memory_bytes)
+        limits = (CAPACITY.cpu, CAPACITY.network, CAPACITY.disk, CAPACITY.memory_bytes)
+        asked = (needs.cpu, needs.network, needs.disk, needs.memory_bytes)
         wanted = [min(need, limit) for need, limit in zip(asked, limits, strict=True)]
         fits = all(want <= limit - use for want, limit, use in zip(wanted, limits, self.used(), strict=True))
         taken = self.permits.take(needs)
@@ -58,12 +56,9 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def no_more_than_there_is(self) -> None:
-        gpus = [name for grant in self.held for name in grant.gpus]
-        assert len(gpus) == len(set(gpus))
-        assert set(gpus) <= set(CAPACITY.gpus)
         for use, limit in zip(
             self.used(),
-            (len(CAPACITY.gpus), CAPACITY.cpu, CAPACITY.network, CAPACITY.disk, CAPACITY.memory_bytes),
+            (CAPACITY.cpu, CAPACITY.network, CAPACITY.disk, CAPACITY.memory_bytes),
             strict=True,
         ):
             assert 0 <= use <= limit
@@ -71,7 +66,7 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for grant in self.held:
             self.permits.give_back(grant)
-        whole = self.permits.take(Needs(cpu=4, gpu=3, network=3, disk=2, memory_gib=8.0))
+        whole = self.permits.take(Needs(cpu=4, network=3, disk=2, memory_gib=8.0))
         assert isinstance(whole, Grant)
 
 

@@ -1,0 +1,1 @@
+"""Where a job goes, and why not elsewhere: decided purely."""

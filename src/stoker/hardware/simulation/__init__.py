@@ -1,0 +1,1 @@
+"""The placement rules on a clock of their own."""

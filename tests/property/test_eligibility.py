@@ -1,0 +1,107 @@
+"""Whether a machine can run a job is said in words by one module and decided by another: they never disagree."""
+
+from __future__ import annotations
+
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.hardware.declared import agree, node_of
+from stoker.hardware.eligibility import can_run
+from stoker.hardware.placement.fit import choose
+from stoker.hardware.placement.shape import shape_of
+from stoker.model.capability import Capability
+from stoker.model.devices import MIB, Backend, Device, MemoryType
+from stoker.model.nodes import Gpu, Node
+from stoker.model.requirements import Requirements, WantedJob, Wish
+from tests.unit.hardware.machines import NO, UNKNOWN, YES, capability, device
+
+mib = st.integers(0, 48 * 1024)
+sizes = st.one_of(st.sampled_from([0, 1, 8 * 1024, 12 * 1024, 24 * 1024]), mib)
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> Capability:
+    devices: list[Device] = []
+    for number in range(draw(st.integers(0, 3))):
+        total = draw(sizes.filter(bool))
+        free = draw(st.one_of(st.none(), st.integers(0, total)))
+        devices.append(
+            device(
+                number,
+                backend=draw(st.sampled_from([Backend.CUDA, Backend.ROCM])),
+                memory_type=draw(st.sampled_from(list(MemoryType))),
+                total_bytes=total * MIB,
+                free_bytes=None if free is None else free * MIB,
+                visible=draw(st.sampled_from([YES, NO])),
+                usable=draw(st.sampled_from([YES, NO, UNKNOWN])),
+            )
+        )
+    total = draw(sizes)
+    return capability(
+        *devices,
+        cpu_cores=draw(st.integers(1, 64)),
+        ram_total_bytes=total * MIB,
+        ram_available_bytes=draw(st.integers(0, total)) * MIB,
+    )
+
+
+@st.composite
+def wishes(draw: st.DrawFn) -> Requirements:
+    return Requirements(
+        wish=draw(st.sampled_from(list(Wish))),
+        backend=draw(st.sampled_from([Backend.CUDA, Backend.ROCM])),
+        device_count=draw(st.integers(1, 3)),
+        vram_bytes=draw(sizes) * MIB,
+        ram_bytes=draw(sizes) * MIB,
+        cores=draw(st.integers(0, 64)),
+        may_share=draw(st.booleans()),
+    )
+
+
+@given(machines(), wishes())
+def test_an_idle_machine_that_can_run_a_job_is_one_where_placement_starts_it(
+    machine: Capability, wish: Requirements
+) -> None:
+    answer = can_run(machine, wish)
+    choice = choose(shape_of(WantedJob(name="", requirements=wish)), agree(None, machine).offer)
+    assert answer.ok == (choice is not None)
+    assert answer.reason
+    if choice is not None:
+        assert answer.uses_gpu == bool(choice.devices)
+        assert len(answer.devices) in (0, wish.device_count)
+    elif "GiB" in answer.reason:
+        assert len(re.findall(r"\d+\.\d GiB", answer.reason)) >= 2
+
+
+@given(machines(), st.lists(st.tuples(st.integers(0, 4), sizes.filter(bool)), unique_by=lambda one: one[0]))
+def test_what_is_agreed_is_never_more_than_either_side_says(
+    machine: Capability, declared: list[tuple[int, int]]
+) -> None:
+    node = Node(
+        name="desk",
+        host="localhost",
+        gpus=tuple(Gpu(uuid=f"GPU-{number}", type="card", vram_mb=size) for number, size in declared),
+        cpu_cores=8,
+        ram_mb=16 * 1024,
+    )
+    agreed = agree(node, machine)
+    found = {one.uuid: one for one in machine.devices}
+    told = {note.what for note in agreed.drift}
+    for one, (_, size) in zip(agreed.offer.devices, declared, strict=True):
+        assert one.total_bytes <= size * MIB
+        if one.uuid in found:
+            assert one.total_bytes <= (found[one.uuid].total_bytes or 0)
+        else:
+            assert one.closed
+            assert one.uuid in told
+    assert (agreed.offer.cores or 0) <= min(8, machine.cpu_cores)
+    assert (agreed.offer.ram_bytes or 0) <= 16 * 1024 * MIB
+    assert {uuid for uuid in found if uuid not in {gpu.uuid for gpu in node.gpus}} <= told
+
+
+@given(machines())
+def test_a_machine_agrees_with_its_own_declaration(machine: Capability) -> None:
+    assert agree(node_of(machine), machine) == agree(None, machine)
+    assert agree(None, machine).drift == ()
