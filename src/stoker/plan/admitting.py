@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 from stoker.hardware.admission import Admitted, Memory, NotNow, TooLarge, admit
 from stoker.model.digests import Digest, digest_value
+from stoker.model.resources import GIB
+from stoker.model.units import format_size
 from stoker.plan.action import Action
 from stoker.plan.footprints import Footprints
 from stoker.plan.graph import Node
@@ -40,8 +42,18 @@ class MemoryGate:
         killed_at = known.killed_at_bytes if known else None
         return admit(need_bytes, self._memory(), is_work_running=is_work_running, killed_at_bytes=killed_at)
 
-    def note(self, node: Node, action: Action, usage: Usage, *, cap_bytes: int | None) -> None:
+    def note(
+        self,
+        node: Node,
+        action: Action,
+        usage: Usage,
+        *,
+        cap_bytes: int | None,
+        peak_gpu_bytes: int | None = None,
+    ) -> None:
         """Remember what a stage took. Only a kill at its cap lets the next attempt have more."""
+        if peak_gpu_bytes:
+            self._footprints.note_gpu(configuration_of(action), peak_gpu_bytes)
         if not node.stage.inline and (usage.peak_rss_bytes is not None or usage.was_killed_for_memory):
             self._footprints.note(
                 configuration_of(action),
@@ -49,6 +61,16 @@ class MemoryGate:
                 was_out_of_memory=usage.was_killed_for_memory,
                 cap_bytes=cap_bytes,
             )
+
+    def advice_to_share(self, node: Node, action: Action) -> str:
+        """Say how work that waits for whole devices could have a part of one instead, from what it took before."""
+        known = None if node.needs.shares else self._footprints.known_gpu(configuration_of(action))
+        if known is None or not node.stage.is_program:
+            return ""
+        # A tenth more than ever seen: what it takes next time is not exactly what it took.
+        part_gib = max(1, -(-known * 11 // (10 * GIB)))
+        took = f"it took {format_size(known)} of one so far"
+        return f"{took}, so with vram={part_gib}G shares=true it could run beside others that share"
 
     def _whole(self) -> Memory:
         """What the machine has at all does not change: looked up once."""

@@ -23,6 +23,7 @@ from stoker.model.frozen import frozen
 from stoker.model.retry import Cause
 from stoker.plan.cache import Cache, Committed, Product
 from stoker.plan.checkpoints import resume_key
+from stoker.plan.device_gate import NOTHING_TAKEN, Taken
 from stoker.plan.graph import Node
 from stoker.plan.permits import Grant
 from stoker.plan.queueing import Waiting
@@ -60,8 +61,12 @@ class Running:
     reports: Reports
     memory_bytes: int | None = None
     """Its cap."""
+    taken: Taken | None = None
+    """Its devices."""
     stop_cause: Cause | None = None
     """Set once it was asked to stop: whatever it answers after that does not count."""
+    stop_why: str = ""
+    """For people, where the cause alone does not tell."""
     kill_at_s: float = 0.0
     is_killed: bool = False
     is_committing: bool = False
@@ -90,12 +95,20 @@ class Attempts:
         self.reports: queue.SimpleQueue[Report | None] = queue.SimpleQueue()
 
     def start(
-        self, waiting: Waiting, *, grant: Grant, number: int, runner: StageRunner, memory_bytes: int | None = None
+        self,
+        waiting: Waiting,
+        *,
+        grant: Grant,
+        taken: Taken | None,
+        number: int,
+        runner: StageRunner,
+        memory_bytes: int | None = None,
     ) -> Running:
         """Start one attempt; its report comes through the queue."""
         name, node, execute, inputs = waiting.name, waiting.node, waiting.execute, waiting.inputs
         staging = self._staging_for(node, execute)
         reports = Reports(self._folders.curves_of(name), self._clock)
+        given = taken or NOTHING_TAKEN
         work = Work(
             node=name,
             stage=node.stage,
@@ -106,7 +119,9 @@ class Attempts:
             },
             out=staging,
             folders=self._folders,
-            devices=grant.gpus,
+            devices=given.devices,
+            variables=given.variables,
+            started=given.started,
             attempt=number,
             scratch=self._scratch_of(node, execute),
             resume_key=resume_key(node.stage, execute.action) if node.stage.is_program else "",
@@ -124,6 +139,7 @@ class Attempts:
             started_s=self._clock.monotonic_s(),
             reports=reports,
             memory_bytes=memory_bytes,
+            taken=taken,
         )
         if runner.is_here and node.limit_s is None:
             self._see_through(running, staging, inputs)
@@ -272,6 +288,8 @@ class Attempts:
             "attempt": self._folders.run_id,
             "node": running.name,
         }
+        if running.taken is not None:
+            facts["peak_gpu_bytes"] = running.taken.peak_bytes
         if running.reports.last:
             facts["metrics"] = running.reports.last
         if outcome.manifest is not None:

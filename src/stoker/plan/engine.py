@@ -9,6 +9,7 @@ from stoker.model.frozen import frozen
 from stoker.model.resources import Capacity
 from stoker.plan.admitting import MemoryGate
 from stoker.plan.cache import Cache
+from stoker.plan.device_gate import DeviceGate
 from stoker.plan.history import History
 from stoker.plan.lease import LeaseBook
 from stoker.plan.runner import StageRunner
@@ -25,4 +26,6 @@ class Engine:
     runner_for: Callable[[Stage], StageRunner]
     capacity: Capacity
     memory: MemoryGate
+    open_devices: Callable[[Callable[[], None]], DeviceGate]
+    """Give the gate before devices for one run; it calls whenever somebody who waits may have a chance."""
     clock: Clock

@@ -8,18 +8,15 @@ Sequential is the same loop with one place.
 from __future__ import annotations
 
 import queue
-from collections.abc import Mapping
 
-from stoker.model.digests import Digest
 from stoker.model.errors import BadInput, OutOfMemory, PlanDeadline, StageFailed, StokerError
-from stoker.model.frozen import fresh, frozen
 from stoker.model.retry import Again, Cause, decide_retry
 from stoker.model.units import format_duration
 from stoker.plan.asides import Asides
 from stoker.plan.attempting import Attempts, Report, Running
 from stoker.plan.cache import Committed
 from stoker.plan.engine import Engine
-from stoker.plan.failures import error_of
+from stoker.plan.failures import as_stopped, error_of
 from stoker.plan.graph import Plan
 from stoker.plan.in_flight import InFlight
 from stoker.plan.launching import Elsewhere, JustMade, Launchpad, NotStarted, Outdated, Started
@@ -29,35 +26,17 @@ from stoker.plan.progress import Progress
 from stoker.plan.queueing import Waiting
 from stoker.plan.resolve import Execute, Resolver, Use
 from stoker.plan.run_folders import RunFolders
+from stoker.plan.run_options import RunOptions
 from stoker.plan.runner import Failed, Usage
 from stoker.plan.schedule import Schedule, State
 from stoker.plan.status import StatusWriter
 
-MAX_IN_FLIGHT = 8
 _LONGEST_NAP_S = 0.25
 # However many nodes are ready, the loop tells its news and looks around this often.
 _LONGEST_TURN_S = 0.1
 _MAX_REWINDS = 2
 # Causes behind which there may be an input whose bytes vanished while the stage was reading.
 _BLAMED_ON_INPUTS = frozenset({Cause.USER, Cause.INPUT, Cause.IO, Cause.LOST})
-
-
-@frozen
-class RunOptions:
-    """How a person wants a plan to run."""
-
-    max_in_flight: int = MAX_IN_FLIGHT
-    keep_going: bool = False
-    max_failures: int | None = None
-    """With keep_going: give up after this many failures."""
-    rerun: frozenset[str] = frozenset()
-    """Nodes or stages to run although their results are known."""
-    kept: Mapping[str, Digest] = fresh(factory=dict)
-    """Nodes whose results an earlier job made, by their keys: they serve as they are if their bytes are whole."""
-    grace_s: float = 10.0
-    """Between asking to stop and killing."""
-    deadline_s: float | None = None
-    partition: str = ""
 
 
 class Executor:
@@ -89,7 +68,10 @@ class Executor:
             emit_step=self._news.step,
             is_cancelled=lambda: self._cancel is not None,
         )
-        self._launchpad = Launchpad(engine, attempts=self._attempts, news=self._news)
+        uses_devices = any(node.needs.gpu for node in plan.nodes)
+        self._launchpad = Launchpad(
+            engine, attempts=self._attempts, news=self._news, job=folders.job, uses_devices=uses_devices
+        )
         self._in_flight = InFlight(clock=engine.clock, grace_s=options.grace_s)
         self._tries: dict[str, int] = {}
         self._rewinds: dict[str, int] = {}
@@ -108,13 +90,13 @@ class Executor:
 
     def run(self) -> RunResult:
         """Run to the end, whatever the end is."""
-        self._launchpad.refuse_the_impossible(self._plan.nodes)
         started_s = self._clock.monotonic_s()
         for rank, node in enumerate(self._plan.nodes):
             self._schedule.add(node.id, rank=(rank,), needs=node.producers())
         limit_s = self._options.deadline_s
         deadline_s = None if limit_s is None else started_s + limit_s
         try:
+            self._launchpad.refuse_the_impossible(self._plan.nodes)
             self._start_what_can()
             while not self._schedule.is_over:
                 self._wait()
@@ -126,6 +108,7 @@ class Executor:
             raise
         finally:
             self._attempts.close()
+            self._launchpad.devices.close()
             self._engine.leases.give_back_all()
             self._engine.history.close()
         if self._rewinds:
@@ -235,6 +218,7 @@ class Executor:
     def _launch_one(self) -> bool:
         """Let the next waiting node start; False if there is none, or no room."""
         if self._is_stopping or len(self._in_flight) >= self._options.max_in_flight:
+            self._launchpad.stand_aside()
             return False
         tried = self._launchpad.launch_one()
         match tried:
@@ -312,10 +296,8 @@ class Executor:
     def _settle_failure(self, running: Running, report: Report, failed: Failed) -> None:
         """Decide between trying again, giving up, and having been told to stop."""
         name, node = running.name, running.node
-        cause = running.stop_cause or failed.cause
-        message, hint = failed.message, failed.hint
-        if running.stop_cause is Cause.TIMEOUT:
-            message, hint = f"ran past its limit of {format_duration(node.limit_s or 0.0)}", ""
+        failed = as_stopped(running, failed)
+        cause = failed.cause
         if cause is Cause.CANCELLED and self._is_stopping:
             self._end_cancelled(name)
             return
@@ -325,7 +307,9 @@ class Executor:
             return
         decision = decide_retry(node.retry or node.stage.retry, cause, self._tries[name])
         if isinstance(decision, Again) and not self._is_stopping:
-            self._news.retrying(name, attempt=running.number, cause=cause, message=message, delay_s=decision.delay_s)
+            self._news.retrying(
+                name, attempt=running.number, cause=cause, message=failed.message, delay_s=decision.delay_s
+            )
             self._schedule.park(name)
             self._asides.back_off(name, decision.delay_s, self._clock.monotonic_s())
             return
@@ -333,8 +317,8 @@ class Executor:
             ending=Ending.DIVERGED if cause is Cause.DIVERGED else Ending.FAILED,
             key=running.execute.key,
             cause=cause,
-            message=message,
-            hint=hint,
+            message=failed.message,
+            hint=failed.hint,
             seconds=report.seconds,
         )
         self._fail(name, result, attempt=running.number, error_code=failed.error_code)
@@ -415,6 +399,9 @@ class Executor:
         for running in self._in_flight.watch():
             self._leave_behind(running, now_s)
         self._engine.leases.renew_due()
+        for noticed in self._launchpad.devices.noticed():
+            if warning := self._in_flight.notice(noticed):
+                self._news.warned(warning)
         self._news.tick()
 
     def _stop_for(self, error: StokerError) -> None:

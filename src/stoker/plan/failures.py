@@ -1,4 +1,4 @@
-"""A failed node as the error that the whole run reports."""
+"""Failures on their way to people: an attempt that we ended ourselves, and a failed node as the whole run's error."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from stoker.model.errors import (
     StageTimeout,
     StokerError,
 )
+from stoker.model.frozen import changed
 from stoker.model.retry import Cause
+from stoker.model.units import format_duration
+from stoker.plan.attempting import Running
 from stoker.plan.outcome import NodeResult
+from stoker.plan.runner import Failed
 
 _BY_CAUSE: dict[Cause, type[StokerError]] = {
     Cause.TIMEOUT: StageTimeout,
@@ -22,6 +26,20 @@ _BY_CAUSE: dict[Cause, type[StokerError]] = {
     Cause.INPUT: StageInputError,
     Cause.LOST: ProcessLost,
 }
+
+
+def as_stopped(running: Running, failed: Failed) -> Failed:
+    """Give why an attempt failed: if it was asked to stop, that is why, whatever it said on its way out."""
+    if running.stop_cause is None:
+        return failed
+    stopped = changed(failed, cause=running.stop_cause)
+    if running.stop_cause is Cause.TIMEOUT:
+        limit = format_duration(running.node.limit_s or 0.0)
+        return changed(stopped, message=f"ran past its limit of {limit}", hint="")
+    if running.stop_why:
+        hint = "smaller batches, or declare more (vram=SIZE)"
+        return changed(stopped, message=running.stop_why, hint=hint, error_code=OutOfMemory.code)
+    return stopped
 
 
 def error_of(name: str, result: NodeResult, error_code: str) -> StokerError:

@@ -17,7 +17,8 @@ from stoker.model.frozen import frozen
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS footprint (
     configuration TEXT PRIMARY KEY, runs INTEGER NOT NULL, peak INTEGER, killed_at INTEGER
-) WITHOUT ROWID
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS gpu_footprint (configuration TEXT PRIMARY KEY, peak INTEGER NOT NULL) WITHOUT ROWID;
 """
 _NOTE = """
 INSERT INTO footprint VALUES (:configuration, 1, :peak, :killed_at)
@@ -26,6 +27,9 @@ ON CONFLICT DO UPDATE SET
     peak = CASE WHEN peak IS NULL OR excluded.peak > peak THEN ifnull(excluded.peak, peak) ELSE peak END,
     killed_at = CASE WHEN killed_at IS NULL OR excluded.killed_at > killed_at
         THEN ifnull(excluded.killed_at, killed_at) ELSE killed_at END
+"""
+_NOTE_GPU = """
+INSERT INTO gpu_footprint VALUES (?, ?) ON CONFLICT DO UPDATE SET peak = max(peak, excluded.peak)
 """
 
 
@@ -56,6 +60,15 @@ class Footprints:
         """Remember one run."""
         killed_at = cap_bytes if was_out_of_memory else None
         self._do(_NOTE, {"configuration": configuration, "peak": peak_bytes, "killed_at": killed_at})
+
+    def note_gpu(self, configuration: Digest, peak_bytes: int) -> None:
+        """Remember what one run held of a device."""
+        self._do(_NOTE_GPU, (configuration, peak_bytes))
+
+    def known_gpu(self, configuration: Digest) -> int | None:
+        """Give the most that was ever measured on one device, or `None` if nothing was."""
+        row = self._do("SELECT peak FROM gpu_footprint WHERE configuration = ?", (configuration,))
+        return None if row is None else int(row[0])
 
     def known(self, configuration: Digest) -> Footprint | None:
         """Give what is known, or `None` if it never ran here."""
@@ -89,7 +102,7 @@ class Footprints:
             self._db = db
             db.execute("PRAGMA journal_mode=WAL")
             db.execute("PRAGMA synchronous=OFF")
-            db.execute(_SCHEMA)
+            db.executescript(_SCHEMA)
         return self._db
 
     def _give_up(self, error: sqlite3.Error) -> None:

@@ -12,6 +12,7 @@ from stoker.model.clock import Clock
 from stoker.model.errors import ProcessLost
 from stoker.model.retry import Cause
 from stoker.plan.attempting import Report, Running
+from stoker.plan.device_gate import Noticed
 
 # What a killed attempt may need to give its report.
 _LAST_WORDS_S = 10.0
@@ -38,6 +39,21 @@ class InFlight:
         if running is None or running.number != report.attempt:
             return None
         return self._running.pop(report.name)
+
+    def notice(self, noticed: Noticed) -> str:
+        """Ask work that holds far more of a device than it was promised to stop; gives what people are told.
+
+        Nothing of work that is over: its end told what it took.
+        """
+        if noticed.taken is None:
+            return noticed.message
+        running = next((one for one in self._running.values() if one.taken is noticed.taken), None)
+        if running is None:
+            return ""
+        if noticed.is_over_limit and running.stop_cause is None and not running.is_committing:
+            running.stop_why = f"out of GPU memory: {noticed.message}"
+            self._ask(running, Cause.OOM_DEVICE)
+        return f"{running.name}: {noticed.message}"
 
     def ask_all(self) -> None:
         """Ask everybody to stop: the run is."""

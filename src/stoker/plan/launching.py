@@ -1,4 +1,4 @@
-"""From waiting to running: room on the machine, then the lease on the key, then an attempt.
+"""From waiting to running: room on the machine, devices, the lease on the key, then an attempt.
 
 Says what became of a node that it tried to start; what follows from that is the executor's business.
 """
@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stoker.hardware.admission import Admitted, NotNow
+from stoker.hardware.admission import Admitted, NotNow, TooLarge
 from stoker.model.errors import Fault, OutOfMemory, PlanFaults, StokerError
 from stoker.model.frozen import frozen
-from stoker.model.resources import Resource
+from stoker.model.resources import Needs, Resource
 from stoker.plan.attempting import Attempts, Report, Running
 from stoker.plan.cache import Hit
+from stoker.plan.device_gate import DeviceGate, NoDevices, Taken, Wait
 from stoker.plan.engine import Engine
 from stoker.plan.graph import Node
 from stoker.plan.lease import Held
@@ -63,24 +64,27 @@ class NotStarted:
 class Launchpad:
     """Nodes that wait for room, and the room there is. Only the executor's loop uses it."""
 
-    def __init__(self, engine: Engine, *, attempts: Attempts, news: News) -> None:
+    def __init__(self, engine: Engine, *, attempts: Attempts, news: News, job: str, uses_devices: bool) -> None:
         self._engine = engine
         self._attempts = attempts
         self._news = news
         self._numbers: dict[str, int] = {}
         self._running = 0
+        self._job = job
         self.permits = Permits(engine.capacity)
+        self.devices: DeviceGate = engine.open_devices(attempts.wake) if uses_devices else NoDevices()
         self.room = WaitingRoom()
 
     def launch_one(self) -> Started | Elsewhere | JustMade | Outdated | NotStarted | None:
         """Try the first waiting node that there is room for; smaller ones may pass those that are short."""
+        in_line: set[Needs] = set()
         for waiting in self.room.first_of_each():
             grant = self.permits.take(waiting.node.needs)
             if isinstance(grant, Shortage):
                 if waiting.is_first_refusal():
                     self._news.blocked(waiting.name, waiting.node, grant.short_of)
                 if waiting.has_waited_enough:
-                    return None
+                    break
                 continue
             admitted = self._engine.memory.ask(waiting.node, waiting.execute.action, is_work_running=self._running > 0)
             if isinstance(admitted, NotNow) and admitted.may_wait:
@@ -88,23 +92,28 @@ class Launchpad:
                 if waiting.is_first_refusal():
                     self._news.blocked(waiting.name, waiting.node, (Resource.MEMORY,))
                 continue
-            self.room.leave(waiting)
-            if isinstance(admitted, Admitted):
-                tried = self._try(waiting, grant, admitted)
-            else:
-                hint = "close what holds memory, or declare less (memory=)"
-                tried = NotStarted(waiting=waiting, error=OutOfMemory(f"not started: {admitted.why}", hint=hint))
+            tried = self._try_with_devices(waiting, grant, admitted)
             if not isinstance(tried, Started):
                 self.permits.give_back(grant)
-            return tried
+            if not isinstance(tried, Wait):
+                return tried
+            if not tried.is_known:
+                # A moment, and it may start: until then nobody behind it does.
+                return None
+            in_line.add(waiting.node.needs)
+        self.devices.wait_only_for(in_line)
         return None
+
+    def stand_aside(self) -> None:
+        """There is no room for one more, whatever it needs: let others on this machine have the devices meanwhile."""
+        self.devices.wait_only_for(frozenset())
 
     def refuse_the_impossible(self, nodes: Sequence[Node]) -> None:
         """Refuse before anything runs what this machine can never give.
 
         `PlanFaults`, `OutOfMemory` for memory, `ProgramNotFound` and its like for a program.
         """
-        faults = tuple(Fault(node.id, never) for node in nodes if (never := self.permits.never(node.needs)))
+        faults = tuple(Fault(node.id, never) for node in nodes if (never := self.devices.never(node.needs)))
         if faults:
             headline = str(faults[0]) if len(faults) == 1 else f"{len(faults)} stages can't run on this machine"
             raise PlanFaults(headline, faults=faults)
@@ -120,30 +129,86 @@ class Launchpad:
         """Give back what a running node held, and remember how much memory it took."""
         self._running -= 1
         self.permits.give_back(running.grant)
+        peak_gpu_bytes = None
+        if running.taken is not None:
+            peak_gpu_bytes = running.taken.peak_bytes
+            # What was left behind still works on them.
+            if running.is_over.is_set():
+                self.devices.give_back(running.taken)
         self._engine.leases.give_back(running.execute.key)
-        self._engine.memory.note(running.node, running.execute.action, report.usage, cap_bytes=running.memory_bytes)
+        self._engine.memory.note(
+            running.node,
+            running.execute.action,
+            report.usage,
+            cap_bytes=running.memory_bytes,
+            peak_gpu_bytes=peak_gpu_bytes,
+        )
+
+    def _try_with_devices(
+        self, waiting: Waiting, grant: Grant, admitted: Admitted | TooLarge | NotNow
+    ) -> Started | Elsewhere | JustMade | Outdated | NotStarted | Wait:
+        """Start it, if there are devices for it; they come last, since others on the machine want them, too."""
+        taken: Taken | None = None
+        try:
+            if not isinstance(admitted, Admitted):
+                hint = "close what holds memory, or declare less (memory=)"
+                raise OutOfMemory(f"not started: {admitted.why}", hint=hint)
+            if waiting.node.needs.gpu:
+                if not waiting.refusals:
+                    # Nobody stands in line for what another process is about to make.
+                    lease = self._engine.leases.take(waiting.execute.key)
+                    if isinstance(lease, Held):
+                        self.room.leave(waiting)
+                        return Elsewhere(waiting=waiting, why=lease.why)
+                    self._engine.leases.give_back(waiting.execute.key)
+                answer = self.devices.take(waiting.node.needs, job=f"{self._job}/{waiting.name}")
+                if isinstance(answer, Wait):
+                    self._tell_of(waiting, answer)
+                    return answer
+                taken = answer
+        except StokerError as error:
+            self.room.leave(waiting)
+            return NotStarted(waiting=waiting, error=error)
+        self.room.leave(waiting)
+        tried = self._try(waiting, grant, admitted, taken)
+        if taken is not None and not isinstance(tried, Started):
+            self.devices.give_back(taken)
+        return tried
+
+    def _tell_of(self, waiting: Waiting, wait: Wait) -> None:
+        """Say what a node waits for: once, and again when that is another thing."""
+        if not wait.is_known:
+            return
+        is_first = waiting.is_first_refusal()
+        if wait.is_ours:
+            if is_first:
+                self._news.blocked(waiting.name, waiting.node, (Resource.GPU,))
+        elif wait.waits_for != waiting.waits_for:
+            waiting.waits_for = wait.waits_for
+            advice = self._engine.memory.advice_to_share(waiting.node, waiting.execute.action)
+            self._news.waits_for_devices(waiting.name, waiting.node, wait, advice)
 
     def _try(
-        self, waiting: Waiting, grant: Grant, admitted: Admitted
+        self, waiting: Waiting, grant: Grant, admitted: Admitted, taken: Taken | None
     ) -> Started | Elsewhere | JustMade | Outdated | NotStarted:
         key = waiting.execute.key
         try:
             if not self._engine.cache.still_begins_with(waiting.node, waiting.execute.action):
                 return Outdated(waiting=waiting)
-            taken = self._engine.leases.take(key)
-            if isinstance(taken, Held):
-                return Elsewhere(waiting=waiting, why=taken.why)
+            lease = self._engine.leases.take(key)
+            if isinstance(lease, Held):
+                return Elsewhere(waiting=waiting, why=lease.why)
             if not waiting.execute.force:
                 look = self._engine.cache.look(waiting.node.stage, key)
                 if isinstance(look, Hit) and look.has_bytes:
                     self._engine.leases.give_back(key)
                     return JustMade(waiting=waiting, record=look.record)
-            return Started(running=self._start(waiting, grant, admitted))
+            return Started(running=self._start(waiting, grant, admitted, taken))
         except StokerError as error:
             self._engine.leases.give_back(key)
             return NotStarted(waiting=waiting, error=error)
 
-    def _start(self, waiting: Waiting, grant: Grant, admitted: Admitted) -> Running:
+    def _start(self, waiting: Waiting, grant: Grant, admitted: Admitted, taken: Taken | None) -> Running:
         # Counted over the whole run, so that the report of an attempt that was left behind is known as old.
         number = self._numbers.get(waiting.name, 0) + 1
         self._numbers[waiting.name] = number
@@ -153,7 +218,7 @@ class Launchpad:
         self._news.tell()
         runner = self._engine.runner_for(waiting.node.stage)
         running = self._attempts.start(
-            waiting, grant=grant, number=number, runner=runner, memory_bytes=admitted.cap_bytes
+            waiting, grant=grant, taken=taken, number=number, runner=runner, memory_bytes=admitted.cap_bytes
         )
         self._running += 1
         return running

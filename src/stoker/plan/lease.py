@@ -59,7 +59,9 @@ def decide_lease(current: Lease | None, *, me: ProcessIdentity, owner_liveness: 
     # An owner that is known to live notices a changed clock itself, and renews.
     if owner_liveness is Liveness.UNKNOWN and current.expires_s - now_s > 2 * LEASE_S:
         return Free(why="it expires too far in the future: a clock was wrong")
-    return Held(owner=current.owner, why=f"process {current.owner.pid} works on it")
+    return Held(
+        owner=current.owner, why=f"process {current.owner.pid} works on it: the same stage, with the same inputs"
+    )
 
 
 class LeaseBook:

@@ -14,6 +14,7 @@ from stoker.model.resources import Resource
 from stoker.model.retry import Cause
 from stoker.plan.attempting import Report, Running
 from stoker.plan.cache import Committed
+from stoker.plan.device_gate import Wait
 from stoker.plan.graph import Node
 from stoker.plan.outcome import NodeResult
 from stoker.plan.resolve import Execute, Use, changes_as_json
@@ -55,6 +56,9 @@ class News:
             },
         )
 
+    def warned(self, message: str) -> None:
+        self._add(Kinds.WARNING, {"message": message})
+
     def said(self, name: str, text: str) -> None:
         self._add(Kinds.STAGE_LOG, {"node": name, "text": text})
 
@@ -72,19 +76,19 @@ class News:
                     "expected": not stage.deterministic or running.execute.force,
                 },
             )
-        self._add(
-            Kinds.STAGE_END,
-            {
-                "node": name,
-                "stage": stage.name,
-                "key": key,
-                "digest": committed.record.digest,
-                "seconds": round(report.seconds, 6),
-                "size_bytes": committed.record.tree.size_bytes,
-                "peak_rss_bytes": report.usage.peak_rss_bytes,
-                "metrics": running.reports.last,
-            },
-        )
+        fields = {
+            "node": name,
+            "stage": stage.name,
+            "key": key,
+            "digest": committed.record.digest,
+            "seconds": round(report.seconds, 6),
+            "size_bytes": committed.record.tree.size_bytes,
+            "peak_rss_bytes": report.usage.peak_rss_bytes,
+            "metrics": running.reports.last,
+        }
+        if running.taken is not None:
+            fields |= {"devices": list(running.taken.devices), "peak_gpu_bytes": running.taken.peak_bytes}
+        self._add(Kinds.STAGE_END, fields)
 
     def failed(self, name: str, node: Node, result: NodeResult, attempt: int) -> None:
         self._add(
@@ -115,6 +119,11 @@ class News:
     def blocked(self, name: str, node: Node, short_of: tuple[Resource, ...]) -> None:
         listed = [str(resource) for resource in short_of]
         self._add(Kinds.STAGE_BLOCKED, {"node": name, "stage": node.stage.name, "short_of": listed})
+
+    def waits_for_devices(self, name: str, node: Node, wait: Wait, advice: str) -> None:
+        why = f"{wait.why}; {advice}" if advice else wait.why
+        fields = {"stage": node.stage.name, "why": why, "waits_for": wait.waits_for, "place": wait.place}
+        self._add(Kinds.STAGE_WAITING, {"node": name, **fields})
 
     def waits_elsewhere(self, name: str, key: Digest, why: str) -> None:
         self._add(Kinds.STAGE_WAITING, {"node": name, "key": key, "why": why})

@@ -1,8 +1,8 @@
 """Permits: what running stages hold of the machine, taken as a whole vector or not at all.
 
-Because a vector is taken in one step by one loop, two stages can't each hold what the other waits for. GPUs are named
-slots. A request for more cores than there are is cut down and then runs alone; one for more memory than there is was
-refused before it came here (`admitting`).
+Because a vector is taken in one step by one loop, two stages can't each hold what the other waits for. A request for
+more cores than there are is cut down and then runs alone; one for more memory than there is was refused before it came
+here (`admitting`). Devices are not counted here: all runs on the machine share them (`device_gate`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ class Grant:
     network: int
     disk: int
     memory_bytes: int
-    gpus: tuple[str, ...]
 
 
 @frozen
@@ -38,7 +37,6 @@ class Permits:
         self._network = capacity.network
         self._disk = capacity.disk
         self._memory_bytes = capacity.memory_bytes
-        self._gpus = list(capacity.gpus)
 
     def take(self, needs: Needs) -> Grant | Shortage:
         """Take all that a stage needs, or nothing and say what is short."""
@@ -46,7 +44,6 @@ class Permits:
         short = [
             resource
             for resource, need, left in (
-                (Resource.GPU, needs.gpu, len(self._gpus)),
                 (Resource.CPU, wanted.cpu, self._cpu),
                 (Resource.NETWORK, wanted.network, self._network),
                 (Resource.DISK, wanted.disk, self._disk),
@@ -60,11 +57,7 @@ class Permits:
         self._network -= wanted.network
         self._disk -= wanted.disk
         self._memory_bytes -= wanted.memory_bytes
-        gpus = tuple(self._gpus[: needs.gpu])
-        del self._gpus[: needs.gpu]
-        return Grant(
-            cpu=wanted.cpu, network=wanted.network, disk=wanted.disk, memory_bytes=wanted.memory_bytes, gpus=gpus
-        )
+        return wanted
 
     def give_back(self, grant: Grant) -> None:
         """Return what a stage held."""
@@ -72,14 +65,6 @@ class Permits:
         self._network += grant.network
         self._disk += grant.disk
         self._memory_bytes += grant.memory_bytes
-        # Kept in declared order, so that the same free slots always give the same grant.
-        self._gpus = [name for name in self.capacity.gpus if name in self._gpus or name in grant.gpus]
-
-    def never(self, needs: Needs) -> str:
-        """Say why a request can never be met here, or give an empty text."""
-        if needs.gpu > len(self.capacity.gpus):
-            return f"needs {needs.gpu} GPU(s), this machine offers {len(self.capacity.gpus)}"
-        return ""
 
     def _cut_down(self, needs: Needs) -> Grant:
         limit = self.capacity.memory_bytes
@@ -88,5 +73,4 @@ class Permits:
             network=min(needs.network, self.capacity.network),
             disk=min(needs.disk, self.capacity.disk),
             memory_bytes=min(needs.memory_bytes, limit) if limit else 0,
-            gpus=(),
         )

@@ -20,6 +20,7 @@ from stoker.model.clock import SystemClock
 from stoker.model.errors import ProcessLost, Unavailable
 from stoker.model.json_text import dumps
 from stoker.model.retry import Cause
+from stoker.plan.device_variables import HIDDEN
 from stoker.plan.program_end import out_of_memory
 from stoker.plan.runner import Attempt, Failed, Finished, Usage, Work
 from stoker.plan.stage import Stage
@@ -106,7 +107,7 @@ class _ProcessAttempt:
     def _run_in(self, box: Box, mark: str) -> Finished | Failed:
         work = self._work
         request = {"work": dumps(_as_request(work))}
-        environment = {"CUDA_VISIBLE_DEVICES": ",".join(work.devices), MARK: mark}
+        environment = {**(work.variables or HIDDEN), MARK: mark}
         zygote = self._warm()
         if self._stopped.is_set():
             return _STOPPED_EARLY
@@ -116,6 +117,7 @@ class _ProcessAttempt:
             work.emit({"log": warning})
         try:
             box.took_in(forked.identity)
+            work.started(forked.identity)
             with self._lock:
                 self._forked = forked
             if self._stopped.is_set():

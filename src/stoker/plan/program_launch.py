@@ -16,6 +16,7 @@ from stoker.model.frozen import frozen
 from stoker.model.json_text import dumps
 from stoker.model.suggest import did_you_mean
 from stoker.model.units import format_size
+from stoker.plan.device_variables import HIDDEN
 from stoker.plan.program import Program
 from stoker.plan.runner import Work
 
@@ -43,6 +44,7 @@ class Surroundings:
     trainer_folder: str
     """Where `stoker_trainer` lies."""
     has_gpus: bool
+    """Whether there is something to hide from a program that was given no device."""
 
 
 def find_launch(program: Program, around: Surroundings) -> Launch:
@@ -99,8 +101,7 @@ def render_launch(
         env.pop("STOKER_RESUME", None)
     else:
         env["STOKER_RESUME"] = resume
-    if around.has_gpus:
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(work.devices)
+    env |= work.variables or (HIDDEN if around.has_gpus else {})
     return Launch(argv=found.argv, folder=found.folder, env=env)
 
 

@@ -182,6 +182,7 @@ class _ProgramAttempt:
                 )
             try:
                 box.took_in(child.identity)
+                work.started(child.identity)
                 return self._listen(child, box, program, log=log, scratch=scratch)
             finally:
                 # Whatever went wrong on our side, the program does not go on alone.

@@ -29,6 +29,8 @@ class Waiting:
     rank: tuple[int, ...]
     """Its place in the plan, which no other node has."""
     refusals: int = 0
+    waits_for: str = ""
+    """What was last said about its wait for devices."""
 
     def __lt__(self, other: Waiting) -> bool:
         return self.rank < other.rank

@@ -17,6 +17,13 @@ class RunFolders:
     metrics: str
     scratch: str
     """Shared by all runs: below it each piece of work has a folder under its key."""
+    name: str = ""
+    """What people call the job."""
+
+    @property
+    def job(self) -> str:
+        """By what somebody else may ask about this run."""
+        return self.name or self.run_id
 
     def log_of(self, node: str) -> str:
         """Name the log of a node."""

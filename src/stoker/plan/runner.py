@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from stoker.host.durable import translate
+from stoker.host.identity import ProcessIdentity
 from stoker.model.artifacts import ArtifactRef
 from stoker.model.errors import (
     BadInput,
@@ -26,7 +27,7 @@ from stoker.model.errors import (
     StokerError,
     Unavailable,
 )
-from stoker.model.frozen import frozen
+from stoker.model.frozen import fresh, frozen
 from stoker.model.retry import Cause
 from stoker.plan.context import StageContext
 from stoker.plan.kind import Kind
@@ -53,6 +54,11 @@ class Work:
     out: str
     folders: RunFolders
     devices: tuple[str, ...] = ()
+    """Those it was given, by UUID."""
+    variables: Mapping[str, str] = fresh(factory=dict)
+    """By these its process sees its devices and no others; none if it was given none."""
+    started: Callable[[ProcessIdentity], None] = lambda _identity: None
+    """Call it with the process that does the work, as soon as there is one: from then on its devices are held by it."""
     attempt: int = 1
     scratch: str = ""
     """Where it may keep what the next attempt can use; made when it is first asked for."""

@@ -157,7 +157,9 @@ def _check_declaration(name: str, *, version: int, needs: Needs, retry: RetryPol
     for is_wrong, what in (
         (not _NAME.fullmatch(name), "its name is letters, digits and - _ . in parts divided by /"),
         (version < 1, f"versions count from 1, not {version}"),
-        (min(needs.cpu, needs.gpu, needs.network, needs.disk, needs.memory_gib) < 0, "it can't need less than nothing"),
+        (_is_below_zero(needs), "it can't need less than nothing"),
+        (needs.shares and not (needs.gpu and needs.vram_gib), "who shares a device says how much of it: gpu, vram_gib"),
+        (needs.vram_gib and not needs.gpu, "device memory without a device"),
         (retry.attempts < 1, "attempts include the first, so there is at least one"),
         (retry.backoff_s < 0, "a pause can't be negative"),
         (timeout_s is not None and not timeout_s > 0, f"a limit of {timeout_s} s leaves no time to run"),
@@ -165,6 +167,10 @@ def _check_declaration(name: str, *, version: int, needs: Needs, retry: RetryPol
         if is_wrong:
             message = f"stage {name!r}: {what}"
             raise ValueError(message)
+
+
+def _is_below_zero(needs: Needs) -> bool:
+    return min(needs.cpu, needs.gpu, needs.network, needs.disk, needs.memory_gib, needs.vram_gib) < 0
 
 
 def _parameters_of(name: str, run: Callable[..., Any]) -> list[str]:

@@ -1,7 +1,6 @@
 """Tell Stoker how a training goes. One file, standard library only, Python 3.8 or newer.
 
     import stoker_trainer as t
-
     start = load(t.resume()) if t.resume() else 0
     for i in range(start, 1000):
         loss = train_one_step()
@@ -15,7 +14,8 @@ Stoker puts this file on the path of the programs it starts; elsewhere every cal
 training, and none but `saved`, `done` and `failed` waits for a disk: `step` and `eval` put numbers into a bounded
 buffer which a thread writes twice a second; what does not fit is counted and shown as a gap. Values become floats when
 they are handed over, so a tensor on a device is waited for then, as `.item()` would. A forked process reports only what
-it says itself; call `saved` and the last word from one process.
+it says itself; call `saved` and the last word from one process. On a device that is shared (`STOKER_VRAM_BYTES`), torch
+is told to take no more than that.
 """
 
 from __future__ import annotations
@@ -38,14 +38,10 @@ from typing import Any
 
 VERSION = 1
 _MAGIC = b"\x93SKM1\r\n\x1a"
-_ROWS_PER_FRAME = 4096
-_NAME_BYTES = 200
-_STEP_LIMIT = 1 << 63
-_FLUSH_S, _BEAT_S = 0.5, 15.0
-_PATIENCE_S = 5.0  # for a disk that hangs, at the end
+_ROWS_PER_FRAME, _NAME_BYTES, _STEP_LIMIT, _COPIED_BELOW_BYTES = 4096, 200, 1 << 63, 64 << 20
+_FLUSH_S, _BEAT_S, _PATIENCE_S = 0.5, 15.0, 5.0  # the last for a disk that hangs, at the end
 _CALLS, _NUDGE = 65536, 4096  # how many may wait to be written; when to begin early
 _WIDTH = 64  # a call with more metrics counts as several, so that the bound is one of memory
-_COPIED_BELOW_BYTES = 64 * 1024 * 1024
 
 
 def step(step: int, of: int | None = None, **metrics: Any) -> None:
@@ -64,7 +60,7 @@ def saved(path: str | os.PathLike[str], step: int | None = None) -> bool:
     """Make a checkpoint (a file or a folder that is completely written) one that `resume` may give.
 
     It is synced, hashed and kept under a name of its own together with the one before it: by a link where it is large,
-    by a copy where it is small or where it was seen to be overwritten in place. Says whether that worked.
+    else, or where it was seen to be overwritten in place, by a copy. Says whether that worked.
     """
     return _speaker is not None and _speaker.keep(path, step)
 
@@ -105,8 +101,8 @@ def heartbeat() -> None:
 def should_stop() -> bool:
     """Whether the program was asked to end (SIGTERM); ask it in the main thread.
 
-    From the first call on, the signal sets this flag instead of ending the program; what the program itself has
-    installed for the signal is called as well. A second signal does what it always did.
+    From the first call on, the signal sets this flag instead of ending the program, after which whatever the program
+    has installed for it is called. A second signal does what it always did.
     """
     return _speaker is not None and _speaker.should_stop()
 
@@ -127,10 +123,9 @@ class _Speaker:
     """Everything that one process says."""
 
     def __init__(self, control: str, metrics: str) -> None:
-        self.control = control
-        self.metrics = metrics
+        self.control, self.metrics = control, metrics
         self.complaints: set[str] = set()
-        self.was_asked_to_stop = False
+        self.was_asked_to_stop = self.is_kept_within = False
         self.start_anew()
 
     def start_anew(self) -> None:
@@ -153,8 +148,7 @@ class _Speaker:
                 if type(value) is not float:
                     metrics = self.numbers(metrics)
                     break
-            if type(step) is not int:
-                step = None if step is None else int(step)
+            step = step if type(step) is int or step is None else int(step)
             of = None if of is None else int(of)
             calls = self.calls
             if len(calls) >= _CALLS or self.has_ended:
@@ -248,9 +242,20 @@ class _Speaker:
         while not self.has_ended:
             self.nudge.acquire(timeout=_FLUSH_S)
             self.flush()
+            self.keep_within_share()
             now_s = time.monotonic()
             if now_s - self.spoke_s >= _BEAT_S:
                 self.say({"kind": "heartbeat", "quiet_s": round(now_s - self.heard_s, 1)})
+
+    def keep_within_share(self) -> None:
+        """Let torch, once the training uses it on a device that is shared, take no more than the part it was given."""
+        with suppress(Exception):  # it is a courtesy: Stoker watches from outside as well
+            cuda, share = getattr(sys.modules.get("torch"), "cuda", None), os.environ.get("STOKER_VRAM_BYTES")
+            if share and cuda is not None and not self.is_kept_within and cuda.is_initialized():
+                self.is_kept_within = True
+                for index in range(cuda.device_count()):
+                    total = cuda.get_device_properties(index).total_memory
+                    cuda.set_per_process_memory_fraction(min(1.0, int(share) / total), index)
 
     def flush(self) -> None:
         """Write what waits. What the disk refuses is tried again the next time."""
@@ -274,9 +279,8 @@ class _Speaker:
 
     def report(self, calls: list[Any]) -> None:
         """Say where the training stands: in one line, however many calls there were, and one for each evaluation."""
-        for call in calls:
-            if call[0] == "eval":
-                self.say({"kind": "eval", "step": call[1], "metrics": _tagged(call[4])})
+        for call in (one for one in calls if one[0] == "eval"):
+            self.say({"kind": "eval", "step": call[1], "metrics": _tagged(call[4])})
         latest: dict[str, float] = {}
         place = None
         for kind, step, of, _, metrics in calls[-_WIDTH:]:
@@ -287,11 +291,8 @@ class _Speaker:
             self.say({**place, "metrics": _tagged(latest)})
 
     def write_frame(self) -> None:
-        steps: list[int] = []
-        times: list[float] = []
-        names: list[str] = []
-        values: list[float] = []
-        calls = 0
+        columns: tuple[list[int], list[float], list[str], list[float]] = ([], [], [], [])
+        (steps, times, names, values), calls = columns, 0
         for kind, said_step, _, at_s, metrics in self.taken:
             width = len(metrics)
             if len(values) + width > _ROWS_PER_FRAME:
@@ -406,8 +407,7 @@ def _bring(source: str, target: str, *, copied: bool) -> tuple[str, int]:
     """Put a checkpoint under a name of ours, durably; gives its digest and size."""
     digests, size_bytes = [], 0
     for name, file in _files(source):
-        to = os.path.join(target, name) if name else target
-        before = os.stat(file)
+        to, before = os.path.join(target, name) if name else target, os.stat(file)
         os.makedirs(os.path.dirname(to), exist_ok=True)
         try:
             if copied or before.st_size < _COPIED_BELOW_BYTES:

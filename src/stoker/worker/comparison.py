@@ -22,6 +22,10 @@ _CURVE_METRICS = 3
 _FAILED = frozenset({"failed", "cancelled"})
 
 
+COSTS = ("seconds", "peak_bytes", "peak_gpu_bytes")
+"""What is measured of every trial, whatever it reports."""
+
+
 @frozen
 class TrialRow:
     """One trial as it stands in a comparison."""
@@ -35,8 +39,15 @@ class TrialRow:
     metrics: Mapping[str, float]
     seconds: float | None
     peak_bytes: int | None
+    peak_gpu_bytes: int | None
+    """On the fullest device."""
     message: str
     curve_files: tuple[str, ...] = ()
+
+    @property
+    def costs(self) -> dict[str, float | None]:
+        """What it took, by the names of `COSTS`."""
+        return {"seconds": self.seconds, "peak_bytes": self.peak_bytes, "peak_gpu_bytes": self.peak_gpu_bytes}
 
     @property
     def is_done(self) -> bool:
@@ -54,8 +65,7 @@ class TrialRow:
             "is_kept": self.is_kept,
             "params": dict(self.params),
             "metrics": dict(self.metrics),
-            "seconds": self.seconds,
-            "peak_bytes": self.peak_bytes,
+            **self.costs,
             "message": self.message,
         }
 
@@ -178,6 +188,7 @@ def _row(one: Gathered, varying: Sequence[str], values: Mapping[str, Any]) -> Tr
         metrics=end.metrics,
         seconds=end.seconds,
         peak_bytes=end.peak_bytes,
+        peak_gpu_bytes=end.peak_gpu_bytes,
         message=end.message,
         curve_files=one.curve_files,
     )

@@ -23,10 +23,11 @@ from stoker.model.frozen import frozen
 from stoker.model.lifecycle import JobState
 from stoker.plan.cache import Product
 from stoker.plan.engine import Engine
-from stoker.plan.executor import Executor, RunOptions
+from stoker.plan.executor import Executor
 from stoker.plan.graph import Plan
 from stoker.plan.outcome import Ending, RunResult
 from stoker.plan.run_folders import RunFolders
+from stoker.plan.run_options import RunOptions
 from stoker.plan.status import StatusWriter
 from stoker.store.local import LocalStore
 from stoker.store.results import LaidOut, Part, lay_out, point_last_at
@@ -158,7 +159,7 @@ class Execution:
     def _execute(self, folder: JobFolder, status: StatusWriter) -> RunResult:
         status.emit(Event(Kinds.RUN_BEGIN, self._begin_fields()))
         clear_stale_staging(self.tools.store, self.tools.engine.leases)
-        folders = folders_of(folder, self.tools)
+        folders = folders_of(folder, self.tools, name=self.spec.name)
         self._executor = Executor(self.plan, self.tools.engine, status=status, folders=folders, options=self.options)
         if self._cancelled is not None:
             self._executor.cancel(self._cancelled)
@@ -241,10 +242,14 @@ class Execution:
         )
 
 
-def folders_of(folder: JobFolder, tools: Tools) -> RunFolders:
+def folders_of(folder: JobFolder, tools: Tools, *, name: str = "") -> RunFolders:
     """Give where a run of a job keeps its logs and metrics."""
     return RunFolders(
-        run_id=folder.attempt, logs=folder.log_folder, metrics=folder.metrics_folder, scratch=tools.scratch
+        run_id=folder.attempt,
+        logs=folder.log_folder,
+        metrics=folder.metrics_folder,
+        scratch=tools.scratch,
+        name=name,
     )
 
 

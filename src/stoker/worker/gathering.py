@@ -90,6 +90,7 @@ class Gathering:
         files: dict[str, None] = {}
         seconds = [] if end.seconds is None else [end.seconds]
         peaks = [] if end.peak_bytes is None else [end.peak_bytes]
+        gpu_peaks = [] if end.peak_gpu_bytes is None else [end.peak_gpu_bytes]
         for node in (self.story.nodes[name] for name in trial.nodes.nodes if name in self.story.nodes):
             is_known = node.ending == "hit" or (node.ending == "ran" and not node.metrics)
             body = _body(self._record(node)) if is_known else {}
@@ -100,6 +101,7 @@ class Gathering:
             if node.node not in shared and node.ending == "hit":
                 seconds += [body["seconds"]] if type(body.get("seconds")) in (int, float) else []
                 peaks += [body["peak_rss_bytes"]] if type(body.get("peak_rss_bytes")) is int else []
+                gpu_peaks += [body["peak_gpu_bytes"]] if type(body.get("peak_gpu_bytes")) is int else []
         end = changed(
             end,
             state=end.state if is_running else _LEFT.get(end.state, end.state),
@@ -107,6 +109,7 @@ class Gathering:
             # Also of what was known before: it says what a trial costs, not what this job spent.
             seconds=sum(seconds) if seconds else None,
             peak_bytes=max(peaks, default=None),
+            peak_gpu_bytes=max(gpu_peaks, default=None),
         )
         return Gathered(end=end, curve_files=tuple(files))
 

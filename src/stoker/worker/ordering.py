@@ -7,7 +7,7 @@ how many trials there are before any of them is made.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -24,6 +24,7 @@ from stoker.model.errors import ArgsFaults, BadCookbook, BadInput, Fault, PlanFa
 from stoker.model.frozen import changed, fresh, frozen
 from stoker.model.ids import attempt_id, job_id
 from stoker.model.json_text import dumps
+from stoker.model.names import JOB_NAME_RULE, LONGEST_NAME, is_job_name
 from stoker.model.resources import Capacity
 from stoker.plan.catalogue import Catalogue
 from stoker.plan.distributions import missing_of
@@ -121,6 +122,8 @@ class Desk:
     entropy: int
     environment: Mapping[str, str]
     capacity: Capacity
+    count_gpus: Callable[[], int] = lambda: 0
+    """Asked only if it makes a difference: finding devices may take a moment."""
 
     def order(self, wanted: Wanted) -> Order:
         """Take an order as a whole."""
@@ -137,9 +140,7 @@ class Desk:
         schema = recipe.args.declared()
         program: ProgramWords | None = None
         if wanted.program:
-            program = ProgramWords(
-                argv=wanted.program, folder=self.folder, capacity=self.capacity, at_once=wanted.at_once
-            )
+            program = self.program_words(wanted.program, self.folder, at_once=wanted.at_once)
             leaves = {path: leaf for path, leaf in schema.leaves.items() if path not in FOUND}
             schema = Schema(leaves=leaves, is_open=True)
         if wanted.name:
@@ -166,6 +167,10 @@ class Desk:
             },
             notes=tuple(given_twice(overrides)),
         )
+
+    def program_words(self, argv: tuple[str, ...], folder: str, *, at_once: int) -> ProgramWords:
+        """Give a program with what is to be known of this machine."""
+        return ProgramWords(argv=argv, folder=folder, capacity=self.capacity, gpus=self.count_gpus(), at_once=at_once)
 
     def order_draft(self, draft: Draft) -> Order:
         """Make every trial of a composed configuration, and the plan that they share."""
@@ -330,20 +335,10 @@ class Desk:
         return digest_path(path, memo=self.memo, clock=self.clock)
 
 
-_LONGEST_NAME = 100
-
-
 def check_name(name: str) -> None:
     """Refuse a job name that could not be a folder's."""
-    if (
-        not name
-        or name in (".", "..", "last")
-        or not all(char.isalnum() or char in "-_.=," for char in name)
-        or name[0] == "-"
-        or len(name) > _LONGEST_NAME
-    ):
-        hint = f"letters, digits, and - _ . = , inside; at most {_LONGEST_NAME} of them"
-        raise BadInput(f"{name[: _LONGEST_NAME + 1]!r} can't be a job's name", hint=hint)
+    if not is_job_name(name):
+        raise BadInput(f"{name[: LONGEST_NAME + 1]!r} can't be a job's name", hint=JOB_NAME_RULE)
 
 
 _SETTERS = frozenset({Kind.CHANGE, Kind.ADD, Kind.FORCE})

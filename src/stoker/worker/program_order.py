@@ -41,6 +41,8 @@ class ProgramWords:
     argv: tuple[str, ...]
     folder: str
     capacity: Capacity
+    gpus: int = 0
+    """How many this machine has."""
     at_once: int = 1
     """How many of it share the machine's cores, if nothing says how many one takes."""
 
@@ -100,7 +102,7 @@ class ProgramWords:
         """Give those arguments that do not depend on what was typed, but on how things are."""
         return {
             "code": code,
-            "machine_gpus": len(self.capacity.gpus),
+            "machine_gpus": self.gpus,
             "machine_cpus": max(1, self.capacity.cpu // self.at_once),
         }
 

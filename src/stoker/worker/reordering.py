@@ -23,7 +23,7 @@ def reorder(desk: Desk, folder: JobFolder, *, name: str = "", at_once: int = 1) 
     argv = config.get("program")
     program: ProgramWords | None = None
     if spec.recipe == RECIPE and isinstance(argv, list) and argv:
-        program = ProgramWords(argv=tuple(map(str, argv)), folder=spec.folder, capacity=desk.capacity, at_once=at_once)
+        program = desk.program_words(tuple(map(str, argv)), spec.folder, at_once=at_once)
     order = desk.order_again(recipe, trials_of_job(folder), name=name or spec.name, program=program)
     # Where its values came from has not changed.
     said = {CONFIG: folder.paper(CONFIG)} if config else {}

@@ -11,7 +11,7 @@ from typing import Any
 from stoker.model.encoding import encode
 from stoker.model.frozen import frozen
 from stoker.plan.code_identity import OWN
-from stoker.worker.comparison import Comparison, TrialRow, compare_trials
+from stoker.worker.comparison import COSTS, Comparison, TrialRow, compare_trials
 from stoker.worker.gathering import Gathering
 from stoker.worker.masking import MASK, is_secret
 from stoker.worker.ranking import Direction
@@ -113,8 +113,10 @@ def compare_sides(sides: Sequence[Side]) -> list[Fact]:
         *_facts("data", [side.data for side in sides]),
         *_facts("environment", [side.environment for side in sides]),
         *_facts("metrics", [side.row.metrics if side.row else {} for side in sides], _metric_order(sides)),
-        Fact(section="metrics", name="seconds", values=tuple(side.row and side.row.seconds for side in sides)),
-        Fact(section="metrics", name="peak_bytes", values=tuple(side.row and side.row.peak_bytes for side in sides)),
+        *(
+            Fact(section="metrics", name=name, values=tuple(side.row and side.row.costs[name] for side in sides))
+            for name in COSTS
+        ),
     ]
     return [
         fact

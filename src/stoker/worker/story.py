@@ -33,6 +33,11 @@ class NodeStory:
     of: int | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
     peak_rss_bytes: int | None = None
+    peak_gpu_bytes: int | None = None
+    """On the fullest of its devices."""
+    waits_for: str = ""
+    """Which devices it waits for, and who holds them; empty if it does not."""
+    waits_since_s: float | None = None
     instances: int | None = None
     """Of a fan-out, how many it has; they are nodes of their own."""
 
@@ -107,6 +112,8 @@ def _begin(node: NodeStory, event: dict[str, Any]) -> None:
     node.key = event.get("key", "")
     node.attempts = event.get("attempt", 1)
     node.began_s = event.get("ts")
+    if node.waits_for:
+        node.waits_for, node.waits_since_s, node.message = "", None, ""
 
 
 def _end(node: NodeStory, event: dict[str, Any]) -> None:
@@ -114,6 +121,7 @@ def _end(node: NodeStory, event: dict[str, Any]) -> None:
     node.digest = event.get("digest", "")
     node.seconds = event.get("seconds")
     node.peak_rss_bytes = event.get("peak_rss_bytes")
+    node.peak_gpu_bytes = event.get("peak_gpu_bytes")
     node.metrics.update(_metrics(event))
 
 
@@ -160,6 +168,9 @@ def _retrying(node: NodeStory, event: dict[str, Any]) -> None:
 def _waiting(node: NodeStory, event: dict[str, Any]) -> None:
     node.ending = "waiting"
     node.message = event.get("why", "")
+    node.waits_for = event.get("waits_for", "")
+    if node.waits_for:
+        node.waits_since_s = node.waits_since_s or event.get("ts")
 
 
 def _expanded(node: NodeStory, event: dict[str, Any]) -> None:

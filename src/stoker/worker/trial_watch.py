@@ -117,6 +117,7 @@ class TrialWatch:
                         "digest": end.digest,
                         "metrics": dict(end.metrics),
                         "peak_bytes": end.peak_bytes,
+                        "peak_gpu_bytes": end.peak_gpu_bytes,
                         "cause": end.cause,
                         "message": end.message,
                         "hint": end.hint,

@@ -101,6 +101,9 @@ class TrialEnd:
     metrics: Mapping[str, float] = fresh(factory=dict)
     """The last value of each."""
     peak_bytes: int | None = None
+    """Of the machine's memory."""
+    peak_gpu_bytes: int | None = None
+    """On the fullest device."""
     keys: Mapping[str, str] = fresh(factory=dict)
     """Of its result and of what its plan keeps, by node."""
     digest: str = ""
@@ -121,6 +124,7 @@ def end_of(trial: Trial, story: Story, shared: frozenset[str]) -> TrialEnd:
     failed = next((node for node in nodes if node.ending in ("failed", "diverged")), None)
     seconds = [node.seconds for node in own if node.seconds is not None]
     peaks = [node.peak_rss_bytes for node in own if node.peak_rss_bytes is not None]
+    gpu_peaks = [node.peak_gpu_bytes for node in own if node.peak_gpu_bytes is not None]
     ends = [story.nodes.get(name) for name in (trial.nodes.final, *trial.nodes.keep)]
     is_whole = all(node is not None and node.ending in _GOOD for node in ends)
     state = "completed" if is_whole else "failed" if failed is not None else _unfinished(own)
@@ -137,6 +141,7 @@ def end_of(trial: Trial, story: Story, shared: frozenset[str]) -> TrialEnd:
         hint=failed.hint if failed else "",
         metrics=metrics,
         peak_bytes=max(peaks, default=None),
+        peak_gpu_bytes=max(gpu_peaks, default=None),
         keys=_keys(trial, story) if is_whole else {},
         digest=final.digest if is_whole and final is not None else "",
         known=tuple(node.key for node in nodes if node.ending == "hit" and node.key),

@@ -35,7 +35,7 @@ def test_a_folder_is_not_a_file(desk: Desk):
 
 def test_a_suffix_that_is_not_ours_is_refused(desk: Desk):
     (desk.folder / "conf.json").write_text("{}")
-    with pytest.raises(LocalFile, match="suffix") as caught:
+    with pytest.raises(LocalFile, match="YAML or TOML") as caught:
         desk.compose(files=["conf.json"])
     assert ".yaml" in caught.value.hint
 

@@ -128,7 +128,7 @@ def test_text_without_quotes_brings_the_hint_to_quote_it():
 @pytest.mark.parametrize("date", ["1979-05-27", "1979-05-27 07:32:00", "1979-05-27T07:32:00Z", "07:32:00"])
 def test_a_date_is_refused_where_it_stands(date):
     found = fault(f"[t]\nwhen = {date}\n")
-    assert found.where == "a.toml:2:8"
+    assert found.where == "a.toml:2:8: t.when"
     assert "quotes" in found.hint
 
 

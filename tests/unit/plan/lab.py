@@ -15,37 +15,42 @@ from typing import Any, Self
 
 import stoker
 from stoker.hardware.admission import Memory
+from stoker.hardware.ledger.ledger import Ledger
+from stoker.hardware.probes.meters.meter import FakeMeter, Meter
 from stoker.host.containment.box import Containment
 from stoker.host.containment.choice import choose
 from stoker.host.durable import write_file
 from stoker.host.zygote import Zygote
 from stoker.model.clock import Clock, SystemClock
+from stoker.model.devices import Answer, Backend, Device, Verdict
 from stoker.model.digests import Digest
 from stoker.model.errors import StokerError
 from stoker.model.json_text import loads
-from stoker.model.resources import Capacity
+from stoker.model.resources import GIB, Capacity
 from stoker.plan.admitting import MemoryGate
 from stoker.plan.authoring import PlanBuilder, Stage
 from stoker.plan.cache import Cache
 from stoker.plan.code_identity import CodeIdentity
 from stoker.plan.engine import Engine
-from stoker.plan.executor import Executor, RunOptions
+from stoker.plan.executor import Executor
 from stoker.plan.footprints import Footprints
 from stoker.plan.graph import Plan
 from stoker.plan.history import History
 from stoker.plan.lease import LeaseBook
+from stoker.plan.ledger_gate import LedgerGate
 from stoker.plan.outcome import NodeResult, RunResult
 from stoker.plan.preview import Preview, preview
 from stoker.plan.process_runner import ProcessRunner
 from stoker.plan.program_launch import Surroundings
 from stoker.plan.program_runner import ProgramRunner
 from stoker.plan.run_folders import RunFolders
+from stoker.plan.run_options import RunOptions
 from stoker.plan.runner import InlineRunner, StageRunner
 from stoker.plan.status import StatusWriter, read_status
 from stoker.store.local import LocalStore
 from stoker.store.records import Record
 
-FOUR_CORES = Capacity(cpu=4, gpus=("a", "b"), memory_bytes=64 * 2**30)
+FOUR_CORES = Capacity(cpu=4, memory_bytes=64 * 2**30)
 
 
 TRAINER = Path(stoker.__file__).parent / "trainer"
@@ -120,6 +125,7 @@ class Lab:
         folder: Path,
         *,
         capacity: Capacity = FOUR_CORES,
+        devices: tuple[str, ...] = ("a", "b"),
         clock: Clock | None = None,
         on_step: Callable[[str], None] | None = None,
         preload: tuple[str, ...] = (),
@@ -140,6 +146,10 @@ class Lab:
         )
         self.programs = ProgramRunner(around, containment, self.clock)
         self.capacity = capacity
+        self.devices = tuple(card(uuid) for uuid in devices)
+        self.use_meter(FakeMeter({device.uuid: device.total_bytes or 0 for device in self.devices}))
+        self.vram_limit_percent: int | None = None
+        self.measures_every_s = 0.02
         self._preload = preload
         self._inline = InlineRunner()
         self.memory = Memory(total_bytes=64 * 2**30, available_bytes=60 * 2**30)
@@ -169,7 +179,25 @@ class Lab:
             runner_for=self.runner_for,
             capacity=self.capacity,
             memory=MemoryGate(lambda: self.memory, self.footprints),
+            open_devices=self.open_devices,
             clock=self.clock,
+        )
+
+    def use_meter(self, meter: Meter) -> None:
+        """Measure devices by this."""
+        self.meter = meter
+        self.ledger = Ledger(str(self.folder / "ledger"), clock=self.clock, meter=meter)
+
+    def open_devices(self, wake: Callable[[], None]) -> LedgerGate:
+        return LedgerGate(
+            devices=lambda: self.devices,
+            ledger=lambda: self.ledger,
+            meter=lambda: self.meter,
+            environment={},
+            wake=wake,
+            clock=self.clock,
+            limit_percent=self.vram_limit_percent,
+            measures_every_s=self.measures_every_s,
         )
 
     def runner_for(self, stage: Stage) -> StageRunner:
@@ -209,7 +237,8 @@ class Lab:
     def again(self) -> Lab:
         """The same folder as a new process would see it: nothing remembered but what is on disk."""
         self.close()
-        return Lab(self.folder, capacity=self.capacity, clock=self.clock, preload=self._preload)
+        devices = tuple(device.uuid for device in self.devices)
+        return Lab(self.folder, capacity=self.capacity, devices=devices, clock=self.clock, preload=self._preload)
 
     def value(self, ran: Ran, node: str) -> Any:
         """Read what a node of a finished run gave, as JSON."""
@@ -254,6 +283,18 @@ class Lab:
             sys_path=sys.path,
             linger_s=0.2,
         )
+
+
+def card(uuid: str, total_bytes: int | None = 24 * GIB, **more: Any) -> Device:
+    """A card that works."""
+    yes = Answer(verdict=Verdict.YES)
+    made: dict[str, Any] = {
+        "backend": Backend.CUDA,
+        "name": "Card",
+        "total_bytes": total_bytes,
+        "free_bytes": total_bytes,
+    }
+    return Device(uuid=uuid, **{**made, **more}, installed=yes, visible=yes, usable=yes)
 
 
 @contextmanager

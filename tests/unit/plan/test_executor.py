@@ -171,11 +171,11 @@ def test_gpus_that_the_machine_does_not_have_are_refused_before_anything_runs(tm
     builder.start(number, NumberArgs(ledger=ledger))
     for value in range(2):
         builder.start(on_gpu, PaceArgs(value=value, ledger=ledger))
-    with Lab(tmp_path / "lab", capacity=Capacity(cpu=4)) as lab, pytest.raises(PlanFaults) as raised:
+    with Lab(tmp_path / "lab", capacity=Capacity(cpu=4), devices=()) as lab, pytest.raises(PlanFaults) as raised:
         lab.run(builder.finish())
     assert [str(fault) for fault in raised.value.faults] == [
-        "gpu: needs 1 GPU(s), this machine offers 0",
-        "gpu-2: needs 1 GPU(s), this machine offers 0",
+        "gpu: needs 1 GPU, this machine offers 0",
+        "gpu-2: needs 1 GPU, this machine offers 0",
     ]
     assert lines_of(ledger) == []
 

@@ -106,7 +106,8 @@ def test_another_process_that_holds_it_is_named(folder: str, clock: FakeClock) -
     with another_owner(folder) as pid:
         decision = LeaseBook(folder, clock=clock).take(KEY)
         assert isinstance(decision, Held)
-        assert (decision.owner.pid, decision.why) == (pid, f"process {pid} works on it")
+        why = f"process {pid} works on it: the same stage, with the same inputs"
+        assert (decision.owner.pid, decision.why) == (pid, why)
         assert LeaseBook(folder, clock=clock).held() == [KEY]
 
 

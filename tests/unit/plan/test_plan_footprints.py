@@ -57,6 +57,31 @@ def test_the_highest_cap_at_which_it_was_killed_is_remembered(path):
     footprints.close()
 
 
+def test_the_largest_part_of_a_device_stays(path):
+    footprints = Footprints(path)
+    assert footprints.known_gpu(ONE) is None
+    for peak_bytes in (5 * MIB, 9 * MIB, 7 * MIB):
+        footprints.note_gpu(ONE, peak_bytes)
+    assert (footprints.known_gpu(ONE), footprints.known_gpu(OTHER)) == (9 * MIB, None)
+    # What it takes of the machine is another thing.
+    assert footprints.known(ONE) is None
+    footprints.close()
+
+
+def test_an_index_from_before_there_were_devices_is_used_on(path):
+    db = sqlite3.connect(path)
+    columns = "configuration TEXT PRIMARY KEY, runs INTEGER NOT NULL, peak INTEGER, killed_at INTEGER"
+    db.execute(f"CREATE TABLE footprint ({columns}) WITHOUT ROWID")
+    db.execute("INSERT INTO footprint VALUES (?, 1, 5, NULL)", (ONE,))
+    db.commit()
+    db.close()
+    footprints = Footprints(path)
+    footprints.note_gpu(ONE, 7)
+    assert footprints.known_gpu(ONE) == 7
+    assert footprints.known(ONE) == Footprint(runs=1, peak_bytes=5, killed_at_bytes=None)
+    footprints.close()
+
+
 def test_it_is_there_for_the_next_process(path):
     first = Footprints(path)
     ran(first, 7 * MIB)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from stoker.assembly import Assembly
 from stoker.cookbooks.command.cookbook import OpenProgramArgs, run
-from stoker.hardware.capacity import capacity_here
 from stoker.host.containment.box import Mechanism
 from stoker.host.containment.choice import choose
 from stoker.model.resources import Capacity, Needs
@@ -21,7 +21,7 @@ from stoker.plan.program_launch import Surroundings
 from stoker.plan.program_runner import ProgramRunner
 from tests.unit.plan.lab import TRAINER, Lab
 
-GPUS = capacity_here(dict(os.environ)).gpus
+GPUS = () if "STOKER_GPU_FAKE" in os.environ else Assembly.here().devices
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not GPUS, reason="there is no GPU here"),
@@ -51,7 +51,9 @@ def plan(code: str, folder: Path) -> Plan:
 
 
 def lab_on_gpu(folder: Path, *, contain: str | None = None) -> Lab:
-    lab = Lab(folder, capacity=Capacity(cpu=4, gpus=GPUS))
+    lab = Lab(folder, capacity=Capacity(cpu=4), devices=())
+    lab.devices = GPUS
+    lab.use_meter(Assembly.here().meter)
     around = Surroundings(
         environment=dict(os.environ), own_prefix=sys.prefix, trainer_folder=str(TRAINER), has_gpus=True
     )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from stoker.cookbooks.command.cookbook import run
 from stoker.model.errors import BadInput, LocalFile, ProgramNotFound
+from stoker.model.frozen import changed
 from stoker.plan.program import Program
 from stoker.plan.program_launch import Launch, Surroundings, find_launch, render_launch
 from stoker.plan.run_folders import RunFolders
@@ -23,7 +25,6 @@ WORK = Work(
     folders=RunFolders(run_id="r", logs="/logs", metrics="/metrics", scratch="/scratch"),
     attempt=2,
     resume_key="key",
-    devices=("GPU-1", "GPU-2"),
 )
 
 
@@ -52,10 +53,17 @@ class Place:
     def find(self, *argv: str, **more: Any) -> Launch:
         return find_launch(Program(argv=argv, folder=str(self.folder), **more), self.around())
 
-    def render(self, *argv: str, resume: str | None = None, has_gpus: bool = False, **more: Any) -> Launch:
+    def render(
+        self,
+        *argv: str,
+        resume: str | None = None,
+        has_gpus: bool = False,
+        variables: Mapping[str, str] | None = None,
+        **more: Any,
+    ) -> Launch:
         program = Program(argv=argv, folder=str(self.folder), **more)
-        around = self.around(has_gpus=has_gpus)
-        return render_launch(program, WORK, around, mark="mark", scratch="/scratch/k", resume=resume)
+        around, work = self.around(has_gpus=has_gpus), changed(WORK, variables=variables or {})
+        return render_launch(program, work, around, mark="mark", scratch="/scratch/k", resume=resume)
 
 
 @pytest.fixture
@@ -152,7 +160,11 @@ def test_variables_of_the_program_win_over_the_users_but_not_over_ours(place: Pl
 
 def test_devices_are_handed_out_only_where_there_are_any(place: Place) -> None:
     assert "CUDA_VISIBLE_DEVICES" not in place.render("tool").env
-    assert place.render("tool", has_gpus=True).env["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-2"
+    assert place.render("tool", has_gpus=True).env["CUDA_VISIBLE_DEVICES"] == ""
+    given = {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2", "STOKER_VRAM_BYTES": "7"}
+    for has_gpus in (False, True):
+        env = place.render("tool", has_gpus=has_gpus, variables=given).env
+        assert {name: env[name] for name in given} == given
 
 
 @pytest.mark.parametrize(

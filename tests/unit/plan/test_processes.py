@@ -271,11 +271,10 @@ def no_devices(job: StageContext) -> Words:
 
 
 def test_a_process_sees_the_devices_it_was_given_and_no_others(tmp_path: Path) -> None:
-    capacity = Capacity(cpu=2, gpus=("GPU-1", "GPU-2", "GPU-3"))
     builder = PlanBuilder("gpu")
     builder.start(devices)
     builder.start(no_devices)
-    with Lab(tmp_path / "lab", capacity=capacity) as lab:
+    with Lab(tmp_path / "lab", capacity=Capacity(cpu=2), devices=("GPU-1", "GPU-2", "GPU-3")) as lab:
         ran = lab.run(builder.finish())
         (seen,) = ran["devices"].products
         assert lab.store.read_bytes(seen.record, "value.txt") == b"GPU-1,GPU-2 GPU-1,GPU-2"

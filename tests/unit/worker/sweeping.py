@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.model.frozen import changed
-from stoker.plan.executor import RunOptions
+from stoker.plan.run_options import RunOptions
 from stoker.plan.status import read_status
 from stoker.worker.continuing import Continuation, go_on, go_on_after
 from stoker.worker.execution import Execution, JobResult

@@ -10,11 +10,11 @@ from stoker.plan.filling import fill
 from stoker.worker.program_files import ProgramFiles
 from stoker.worker.program_order import ProgramWords, flat, split
 
-CAPACITY = Capacity(cpu=8, gpus=("a", "b"), memory_bytes=2**34)
+CAPACITY = Capacity(cpu=8, memory_bytes=2**34)
 
 
 def words(*argv: str, folder: str = "/nowhere", at_once: int = 1) -> ProgramWords:
-    return ProgramWords(argv=argv, folder=folder, capacity=CAPACITY, at_once=at_once)
+    return ProgramWords(argv=argv, folder=folder, capacity=CAPACITY, gpus=2, at_once=at_once)
 
 
 def heard(argv: tuple[str, ...], params: dict[str, Any], **texts: str) -> list[str]:

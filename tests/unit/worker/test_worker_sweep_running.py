@@ -12,7 +12,7 @@ from stoker.model.errors import Cancelled, StageFailed, StokerError, SweepGivenU
 from stoker.model.events import Event, Kinds
 from stoker.model.frozen import changed
 from stoker.model.lifecycle import JobState
-from stoker.plan.executor import RunOptions
+from stoker.plan.run_options import RunOptions
 from stoker.plan.status import read_status
 from stoker.worker.execution import JobResult
 from stoker.worker.job_folder import JobFolder

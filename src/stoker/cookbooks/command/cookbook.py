@@ -125,6 +125,10 @@ class CommandArgs:
     python: str = arg("", help="what `python` means: an interpreter or a .venv folder", runtime=True)
     memory: Size = arg(Size(""), help="how much memory it needs, such as 8G; its cap is 2 GiB above", runtime=True)
     gpus: int | None = arg(None, help="how many GPUs it needs; one if there are any", ge=0, le=1024, runtime=True)
+    vram: Size = arg(
+        Size(""), help="how much memory it needs on each GPU, such as 6G; unless told, all that is free", runtime=True
+    )
+    shares: bool = arg(default=False, help="others may use the rest of its GPUs: it keeps within vram", runtime=True)
     cpus: int | None = arg(None, help="how many cores it takes; all, so one program at a time", ge=1, runtime=True)
     silence: Duration = arg(Duration(""), help="stop it if it says nothing for so long, such as 30m", runtime=True)
     timeout: Duration = arg(Duration(""), help="stop it if it runs longer, such as 8h", runtime=True)
@@ -142,6 +146,11 @@ def command(args: CommandArgs) -> Plan:
     """Run any program, unchanged, as one stage: see `stoker help run`."""
     faults: list[Fault] = []
     memory_bytes = _read(parse_size, args.memory, "memory", faults)
+    vram_bytes = _read(parse_size, args.vram, "vram", faults)
+    if vram_bytes and args.gpus == 0:
+        faults.append(Fault("vram", "it asks for no GPU to have memory on", "gpus=1, or leave vram away"))
+    if args.shares and not vram_bytes and args.gpus != 0 and not any(fault.where == "vram" for fault in faults):
+        faults.append(Fault("shares", "how much of a GPU may it take beside others?", "vram=6G says so"))
     silence_s = _read(_some_time, args.silence, "silence", faults)
     timeout_s = _read(_some_time, args.timeout, "timeout", faults)
     for output in args.outputs:
@@ -157,10 +166,15 @@ def command(args: CommandArgs) -> Plan:
         "python": args.python,
         "silence_s": silence_s,
     }
+    gpus = args.gpus
+    if gpus is None:
+        gpus = 1 if vram_bytes else min(1, args.machine_gpus)
     needs = Needs(
         cpu=args.cpus if args.cpus is not None else args.machine_cpus,
-        gpu=args.gpus if args.gpus is not None else min(1, args.machine_gpus),
+        gpu=gpus,
         memory_gib=(memory_bytes or 0) / GIB,
+        vram_gib=(vram_bytes or 0) / GIB,
+        shares=args.shares and gpus > 0,
     )
     how: dict[str, Any] = {
         "id": "run",

@@ -9,6 +9,7 @@ named by its digest, so that two versions never meet; its addresses are tried in
 
 from __future__ import annotations
 
+import os
 import re
 import reprlib
 from collections.abc import Sequence
@@ -71,6 +72,9 @@ def leaf_of(url: str) -> str:
 def is_lock_list(path: str) -> bool:
     """Say whether a file is meant as a lock list: by how its text begins. It may still be a faulty one."""
     try:
+        # Not a pipe: nobody may ever write to it.
+        if not os.path.isfile(path):
+            return False
         with open(path, "rb") as file:
             head = file.read(_HEAD_BYTES)
     except OSError:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from stoker.host.disk import check_space
+from stoker.host.disk import check_space, existing_above
 from stoker.host.together import most_open_files
 from stoker.model.digests import Digest
 from stoker.model.errors import AuthRefused, BadAnswer, BadInput, NoPermission, NoSpace, RateLimited, StokerError
@@ -228,16 +228,9 @@ def _check_digest(files: Sequence[RepoFile], repo: Repo, sha256: Digest) -> None
 
 def device_of(path: str) -> int:
     """Give the file system of a path that may still have to be made."""
-    return os.stat(_standing(path)).st_dev
+    return os.stat(existing_above(path)).st_dev
 
 
 def _may_write(folder: str) -> bool:
     """Whether files can be made in a folder that may still have to be made: a shared cache is often only read."""
-    return os.access(_standing(folder), os.W_OK | os.X_OK)
-
-
-def _standing(path: str) -> str:
-    above = os.path.abspath(path)
-    while not os.path.exists(above) and above != os.path.dirname(above):
-        above = os.path.dirname(above)
-    return above
+    return os.access(existing_above(folder), os.W_OK | os.X_OK)

@@ -51,8 +51,12 @@ def test_where_it_runs_is_part_of_a_program_that_nobody_knows_and_not_of_a_known
     assert known["code"] == {"t.py": {"content": f"digest of {DATA}"}}
 
 
+ON_GPUS: tuple[dict[str, Any], ...] = ({"gpus": 2}, {"vram": "6G"}, {"vram": "6G", "shares": True})
+
+
 @pytest.mark.parametrize(
-    "change", [{"python": "/p"}, {"memory": "8G"}, {"silence": "1m"}, {"timeout": "1h"}, {"attempts": 3}, {"cpus": 1}]
+    "change",
+    [{"python": "/p"}, {"memory": "8G"}, {"silence": "1m"}, {"timeout": "1h"}, {"attempts": 3}, {"cpus": 1}, *ON_GPUS],
 )
 def test_how_it_runs_does_not_change_what_it_is(change: dict[str, Any]) -> None:
     for inputs in ((), (DATA,)):
@@ -73,6 +77,30 @@ def test_it_takes_the_machine_unless_told() -> None:
     assert node.needs.gpu == 0
     node = compiled(machine_cpus=8, machine_gpus=2, cpus=2, gpus=0, memory="4GiB")
     assert (node.needs.cpu, node.needs.gpu, node.needs.memory_bytes) == (2, 0, 4 * 2**30)
+
+
+def test_memory_of_a_device_is_asked_for_with_the_device() -> None:
+    needs = compiled(machine_gpus=2, vram="6GiB").needs
+    assert (needs.gpu, needs.vram_bytes, needs.shares) == (1, 6 * 2**30, False)
+    needs = compiled(machine_gpus=0, vram="6GiB", shares=True).needs
+    assert (needs.gpu, needs.vram_bytes, needs.shares) == (1, 6 * 2**30, True)
+    needs = compiled(gpus=0, shares=True).needs
+    assert (needs.gpu, needs.shares) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "where"),
+    [
+        ({"gpus": 0, "vram": "6G"}, ["vram"]),
+        ({"shares": True}, ["shares"]),
+        ({"shares": True, "vram": "some"}, ["vram"]),
+    ],
+    ids=["no-device", "no-part", "no-size"],
+)
+def test_a_part_of_nothing_is_refused(settings: dict[str, Any], where: list[str]) -> None:
+    with pytest.raises(ArgsFaults) as refused:
+        compiled(machine_gpus=1, **settings)
+    assert [fault.where for fault in refused.value.faults] == where
 
 
 def test_limits_and_attempts_are_the_nodes() -> None:

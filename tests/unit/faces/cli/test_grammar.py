@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.faces.cli.grammar import Grammar, Option, Positional, duration, size, whole
+from stoker.faces.cli.grammar import Grammar, Option, Positional, duration, size, size_with_unit, whole
 from stoker.model.errors import Usage
 
 GRAMMAR = Grammar(
@@ -71,3 +71,18 @@ def test_the_help_names_everything_that_can_be_given() -> None:
     assert "store prune" in told
     assert "--json" in told
     assert max(map(len, told.splitlines())) <= 100
+
+
+def test_a_few_bytes_of_device_memory_were_meant_to_have_a_unit() -> None:
+    assert size_with_unit("6GiB") == 6 * 1024**3
+    assert size_with_unit("4079222784") == 4079222784
+    for text in ("6", " 6.5 "):
+        with pytest.raises(ValueError, match=r"has no unit; write 6(\.5)?GiB"):
+            size_with_unit(text)
+
+
+def test_help_lists_the_keys_of_key_value_words_one_by_one() -> None:
+    keys = {"batch": "how many", "rank": "of adapters"}
+    words = Positional("KEY=VALUE", help="by the keys below", is_many=True, keys=keys)
+    grammar = Grammar("x", about="Do.", positionals=(words,), examples=("stoker x",))
+    assert "\nkeys\n  batch        how many\n  rank         of adapters\n" in grammar.help()

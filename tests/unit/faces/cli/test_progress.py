@@ -60,6 +60,41 @@ def test_what_runs_is_told_with_time_step_and_metrics() -> None:
     assert paper.running(112.0, 60.0) == []
 
 
+def waiting(why: str, waits_for: str) -> Event:
+    return Event(Kinds.STAGE_WAITING, {"node": "train", "stage": "x", "why": why, "waits_for": waits_for, "place": 1})
+
+
+def test_who_waits_for_a_device_says_for_which_and_keeps_saying_so() -> None:
+    text = "waits for GPU-1: held by job mine/run (pid 7)"
+    paper = follow(waiting(f"{text} for 4m00s", text))
+    assert paper.lines == [f"~ train  {text} for 4m00s"]
+    assert paper.running is not None
+    assert paper.running(112.0, 5.0) == [f"train     12s  {text}"]
+    assert paper.running(112.0, 60.0) == []
+
+
+def test_who_waits_no_longer_runs_like_everybody() -> None:
+    paper = follow(waiting("waits for a GPU for 1s", "waits for a GPU"), begin("train"))
+    assert paper.running is not None
+    assert paper.running(111.0, 0.0) == ["train     10s"]
+
+
+def test_who_waits_for_another_process_says_so_once() -> None:
+    event = Event(Kinds.STAGE_WAITING, {"node": "train", "key": "k", "why": "process 7 works on it"})
+    paper = follow(event)
+    assert paper.lines == ["~ train  waits: process 7 works on it"]
+    assert paper.running is not None
+    assert paper.running(112.0, 0.0) == []
+
+
+def test_what_a_stage_took_of_its_device_is_told_at_its_end() -> None:
+    fields = {"node": "train", "stage": "x", "seconds": 112.0, "metrics": {"loss": 0.5}}
+    end = Event(Kinds.STAGE_END, {**fields, "peak_rss_bytes": 4 << 30, "peak_gpu_bytes": 6 << 30})
+    assert follow(begin("train"), end).lines == ["✓ train   1m52s  ran  loss 0.5  peak 6.0 GiB GPU, 4.0 GiB RAM"]
+    plain = Event(Kinds.STAGE_END, {**fields, "peak_rss_bytes": 4 << 30})
+    assert follow(begin("train"), plain).lines == ["✓ train   1m52s  ran  loss 0.5"]
+
+
 def step(number: int, of: int | None) -> Event:
     return Event(Kinds.STAGE_STEP, {"node": "train", "step": number, "of": of, "metrics": {}})
 

@@ -26,6 +26,7 @@ def row(n: int, *, loss: float | None = None, state: str = "completed", **more: 
         "metrics": {} if loss is None else {"loss": loss},
         "seconds": 1.0,
         "peak_bytes": None,
+        "peak_gpu_bytes": None,
         "message": "",
     }
     return TrialRow(**{**fields, **more})

@@ -71,6 +71,16 @@ def test_trials_are_a_table_with_the_best_first_and_why_the_others_failed() -> N
     assert len(trial_table(sweep(), rows=2, columns=0, signs=ASCII)) == 3
 
 
+def test_what_trials_took_of_a_gpu_stands_beside_what_they_took_of_the_machine() -> None:
+    found = comparison([row(1, loss=0.5, peak_bytes=3 << 30, peak_gpu_bytes=6 << 30), row(2, loss=0.7)])
+    assert trial_table(found, rows=10, columns=0, signs=ASCII) == [
+        "   trial  loss  time  memory   GPU memory",
+        "+  1      0.5   1.0s  3.0 GiB  6.0 GiB",
+        "+  2      0.7   1.0s",
+    ]
+    assert ">6.0 GiB<" in comparison_page(found, [])
+
+
 def test_the_lines_above_say_how_many_what_by_and_who_is_best() -> None:
     found = sweep()
     assert headline(found) == "sweep: 5 trials (1 kept, 2 completed, 1 pending, 1 failed)"
@@ -92,6 +102,7 @@ def test_a_csv_file_has_everything_in_full() -> None:
     assert rows[1]["param.opt"] == "null"
     assert (rows[1]["metric.loss"], rows[2]["metric.loss"], rows[4]["metric.loss"]) == ("0.5", "nan", "")
     assert (rows[1]["seconds"], rows[1]["peak_bytes"]) == ("61.0", str(3 << 30))
+    assert rows[1]["peak_gpu_bytes"] == ""
     assert rows[4]["message"] == "exit 1: ValueError"
 
 
@@ -216,6 +227,8 @@ def test_a_change_is_told_as_a_difference_and_in_percent(before: Any, after: Any
 def test_a_change_of_time_or_memory_has_its_unit() -> None:
     assert change_text(Fact(section="metrics", name="seconds", values=(61.0, 1.0))) == "-1m00s (-98.4%)"
     assert change_text(Fact(section="metrics", name="peak_bytes", values=(1 << 30, 3 << 29))) == "+512.0 MiB (+50.0%)"
+    of_gpu = Fact(section="metrics", name="peak_gpu_bytes", values=(2 << 30, 1 << 30))
+    assert change_text(of_gpu) == "-1.0 GiB (-50.0%)"
 
 
 def test_three_sides_stand_beside_each_other_without_a_change() -> None:

@@ -9,6 +9,7 @@ from stoker.model.resources import Capacity, Needs
 from stoker.plan.authoring import PlanBuilder
 from stoker.plan.sweep_plan import join_plans
 from stoker.worker.trials import Trial
+from tests.unit.plan.lab import card
 from tests.unit.plan.stages import NumberArgs, add, double, number
 
 GIB = 2**30
@@ -67,6 +68,13 @@ def test_the_end_of_a_trial_is_told_with_what_is_worth_knowing() -> None:
     assert text(state="completed", out="/elsewhere/x").endswith("→ /elsewhere/x")
 
 
+def test_a_trial_on_a_device_tells_what_it_took_of_it_first() -> None:
+    said = text(state="completed", seconds=112.4, peak_bytes=int(4.2 * GIB), peak_gpu_bytes=int(6.1 * GIB))
+    assert said == "x=1     1m52s  peak 6.1 GiB GPU, 4.2 GiB RAM"
+    assert text(state="completed", peak_gpu_bytes=GIB).endswith("  peak 1.0 GiB GPU")
+    assert text(state="completed", peak_bytes=GIB, peak_gpu_bytes=None).endswith("  peak 1.0 GiB")
+
+
 def test_a_failure_says_why_and_where_its_log_is() -> None:
     said = text(state="failed", seconds=41.0, message="exit 1: ValueError: loss is nan (train.py:88)")
     assert said == "x=1       41s  exit 1: ValueError: loss is nan (train.py:88)  hint: stoker logs mine/3"
@@ -77,10 +85,12 @@ def test_a_trial_that_was_stopped_says_so() -> None:
 
 
 def test_how_many_run_at_once_is_what_there_is_room_for() -> None:
-    machine = Capacity(cpu=8, gpus=("0", "1"), memory_bytes=32 * GIB)
-    assert at_once(Needs(cpu=8), machine, 4) == 1
-    assert at_once(Needs(cpu=2), machine, 3) == 3
-    assert at_once(Needs(cpu=2), machine, 16) == 4
-    assert at_once(Needs(cpu=1, gpu=1), machine, 8) == 2
-    assert at_once(Needs(cpu=1, memory_gib=12), machine, 8) == 2
-    assert at_once(Needs(cpu=16, gpu=4), machine, 8) == 1
+    machine, cards = Capacity(cpu=8, memory_bytes=32 * GIB), (card("a"), card("b"))
+    assert at_once(Needs(cpu=8), machine, cards, 4) == 1
+    assert at_once(Needs(cpu=2), machine, cards, 3) == 3
+    assert at_once(Needs(cpu=2), machine, cards, 16) == 4
+    assert at_once(Needs(cpu=1, gpu=1), machine, cards, 8) == 2
+    assert at_once(Needs(cpu=1, gpu=1, vram_gib=6), machine, cards, 8) == 2
+    assert at_once(Needs(cpu=1, gpu=1, vram_gib=6, shares=True), machine, cards, 8) == 6
+    assert at_once(Needs(cpu=1, memory_gib=12), machine, cards, 8) == 2
+    assert at_once(Needs(cpu=16, gpu=4), machine, cards, 8) == 1

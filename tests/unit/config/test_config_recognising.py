@@ -1,0 +1,86 @@
+"""Cluster files and manifests told apart from each other and from everything else."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker.config.manifest import Manifest
+from stoker.config.recognising import read_declared
+from stoker.model.errors import ClusterFaults, LocalFile, ManifestFaults
+from stoker.model.nodes import Cluster
+from tests.unit.config.declaring import Drawer
+
+
+def look(drawer: Drawer, text: str | bytes, name: str) -> Cluster | Manifest | None:
+    return read_declared(name, drawer.write(text, name))
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("nodes: [{name: a, host: h}]", "x.yaml"),
+        ('{"nodes": [{"name": "a", "host": "h"}]}', "x.yml"),
+        ("  nodes:\n  - {name: a, host: h}\n", "x.yaml"),
+        ('[[nodes]]\nname = "a"\nhost = "h"\n', "x.toml"),
+        ('nodes = [{name = "a", host = "h"}]\n', "x.toml"),
+    ],
+)
+def test_nodes_make_a_cluster_file(drawer: Drawer, text: str, name: str) -> None:
+    assert isinstance(look(drawer, text, name), Cluster)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("jobs: [{name: a, model: m}]", "x.yaml"),
+        ('[[hosts]]\nname = "a"\n', "x.toml"),
+        ('[[jobs]]\nname = "a"\ncommand = "x"\n', "x.toml"),
+    ],
+)
+def test_jobs_or_hosts_make_a_manifest(drawer: Drawer, text: str, name: str) -> None:
+    assert isinstance(look(drawer, text, name), Manifest)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("lr: 3\nmodel: {nodes: 3}\n", "x.yaml"),
+        ("- nodes\n", "x.yaml"),
+        ("", "x.toml"),
+        ("[tool]\nnodes = 3\n", "x.toml"),
+        ("lr: [\n", "x.yaml"),
+        (b"\xff\xfe", "x.yaml"),
+        ("nodes: []", "x.txt"),
+        ("x" * (9 << 20), "x.yaml"),
+    ],
+)
+def test_anything_else_is_neither(drawer: Drawer, text: str | bytes, name: str) -> None:
+    assert look(drawer, text, name) is None
+
+
+def test_a_folder_and_nothing_at_all_are_neither(drawer: Drawer) -> None:
+    (drawer.folder / "d.yaml").mkdir()
+    assert read_declared("d.yaml", str(drawer.folder / "d.yaml")) is None
+    assert read_declared("gone.yaml", str(drawer.folder / "gone.yaml")) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "error"),
+    [
+        ("nodes:\n\t- x\n", "x.yaml", ClusterFaults),
+        ("{'nodes': [\n", "x.yaml", ClusterFaults),
+        ('[[nodes]]\nname = "a\n', "x.toml", ClusterFaults),
+        ("nodes = [\n", "x.toml", ClusterFaults),
+        (b"nodes: [\xff]", "x.yaml", ClusterFaults),
+        ("[[ jobs ]]\nname = \n", "x.toml", ManifestFaults),
+        ("jobs: [\n", "x.yaml", ManifestFaults),
+        ("nodes: []\njobs: []\n", "x.yaml", ClusterFaults),
+        ("nodes:\n" + "- {name: a, host: h}\n" * 450_000, "x.yaml", LocalFile),
+    ],
+    ids=lambda value: getattr(value, "__name__", None) or (value if value == "x" else None),
+)
+def test_a_torn_file_is_told_by_the_lines_it_has(
+    drawer: Drawer, text: str | bytes, name: str, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        look(drawer, text, name)
