@@ -6,32 +6,47 @@ import os
 from typing import Final
 
 from stoker.config.caret import fault_at
-from stoker.config.located import LARGEST_BYTES, Located, Source
+from stoker.config.located import LARGEST_BYTES, MOST_VALUES, Located, Source
 from stoker.host.durable import translated
 from stoker.model.errors import Fault, LocalFile
+from stoker.model.frozen import changed
 from stoker.model.suggest import nearest
 
 SUFFIXES: Final = (".yaml", ".yml", ".toml")
 
 
-def read_config(name: str, path: str, faults: list[Fault]) -> tuple[Source, Located | None]:
+def read_config(
+    name: str,
+    path: str,
+    faults: list[Fault],
+    *,
+    what: str = "configuration file",
+    most_values: int = MOST_VALUES,
+    is_placed: bool = True,
+) -> tuple[Source, Located | None]:
     """Read a file, called `name` in what is said about it. Nothing in place of its tree if it can't be read to its end.
 
-    A file that is not there, or may not be read, is an error at once: there is no line to point at.
+    A file that is not there, or may not be read, is an error at once: there is no line to point at. `what` is the sort
+    of file it is to be. Places of TOML cost as much as all the rest of it; `is_placed` does without.
     """
-    if not path.endswith(SUFFIXES):
-        message = f"what language is it in? {name} has no suffix of ours"
-        raise LocalFile(message, hint=f"name it {' or '.join(SUFFIXES)}", path=name)
-    source = _source_of(name, path, _bytes_of(name, path), faults)
+    if not path.endswith(SUFFIXES) and os.path.exists(path):
+        message = f"can't tell whether {name} is YAML or TOML"
+        raise LocalFile(message, hint=f"its name has to end in {' or '.join(SUFFIXES)}", path=name)
+    source = _source_of(name, path, _bytes_of(name, path, what), faults)
+    if most_values != MOST_VALUES:
+        source = changed(source, most_values=most_values)
     # Each language on use: a job without a file, or with a file of the other one, need not pay for it.
     if path.endswith(".toml"):
-        from stoker.config.toml_file import read_toml as read  # noqa: PLC0415
+        from stoker.config.toml_file import read_toml  # noqa: PLC0415
+
+        tree = read_toml(source, faults, is_placed=is_placed)
     else:
-        from stoker.config.yaml_file import read_yaml as read  # noqa: PLC0415
-    tree = read(source, faults)
+        from stoker.config.yaml_file import read_yaml  # noqa: PLC0415
+
+        tree = read_yaml(source, faults)
     if tree is not None and not tree.is_map:
         if tree.value is not None:
-            faults.append(fault_at(source.value_of(tree), "a configuration is a map of keys and values"))
+            faults.append(fault_at(source.value_of(tree), f"a {what} is a map of keys and values"))
         tree = Located({}, 1, 1, 1, 1)
     return source, tree
 
@@ -50,17 +65,17 @@ def options_in(folder: str) -> dict[str, str]:
     return options
 
 
-def _bytes_of(name: str, path: str) -> bytes:
+def _bytes_of(name: str, path: str, what: str) -> bytes:
     try:
         with translated(name):
             data = _read(path)
     except LocalFile as error:
         if error.data.get("errno") == "ENOENT":
             hint = _near(path) or error.hint
-            raise LocalFile(f"there is no configuration file {name}", hint=hint, path=name) from None
+            raise LocalFile(f"there is no {what} {name}", hint=hint, path=name) from None
         raise
     if len(data) > LARGEST_BYTES:
-        raise LocalFile(f"{name} is larger than {LARGEST_BYTES >> 20} MiB", hint="is it a configuration?", path=name)
+        raise LocalFile(f"{name} is larger than {LARGEST_BYTES >> 20} MiB", hint=f"is it a {what}?", path=name)
     return data
 
 

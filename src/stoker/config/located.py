@@ -18,6 +18,8 @@ DEEPEST: Final = 50
 MOST_VALUES: Final = 200_000
 """Values in one file, each alias counted with all that it stands for."""
 LARGEST_BYTES: Final = 8 * 1024 * 1024
+MOST_FAULTS: Final = 1000
+"""After so many the rest of a file is not read: it is something else than it was taken for."""
 
 _FILE = Layer.FILE
 
@@ -60,6 +62,14 @@ class StopReading(Exception):
         self.fault = fault
 
 
+def note(faults: list[Fault], fault: Fault) -> None:
+    """Add a fault to those of a file; `StopReading` when there are more than anybody will read."""
+    if len(faults) >= MOST_FAULTS:
+        message = f"there are more than {MOST_FAULTS} faults; the rest is not read"
+        raise StopReading(Fault(fault.where, message, shown=fault.shown))
+    faults.append(fault)
+
+
 @frozen
 class Source:
     """A file that was read: what to call it, where it lies, and its lines for people to see."""
@@ -70,6 +80,7 @@ class Source:
     """Its absolute path."""
     text: str
     lines: tuple[str, ...]
+    most_values: int = MOST_VALUES
 
     def at(self, line: int, column: int) -> Origin:
         """Give the place of a line and a column, both from 1."""
@@ -91,7 +102,8 @@ class Source:
         return StopReading(fault_at(self.at(line, column), f"is nested deeper than {DEEPEST} levels"))
 
     def too_many(self, line: int, column: int) -> StopReading:
-        return StopReading(fault_at(self.at(line, column), f"there are more than {MOST_VALUES} values"))
+        message = f"there are more than {self.most_values} values, aliases included"
+        return StopReading(fault_at(self.at(line, column), message))
 
 
 @frozen

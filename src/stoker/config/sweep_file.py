@@ -36,16 +36,19 @@ SEED_PATH = "seed"
 _WORDS = ("zip", "repeat", "concat", "axes", "exclude", "sample")
 
 
-def read_sweep(tree: Any, origin_of: Callable[[Place], Origin]) -> tuple[Sweep | None, list[Fault]]:
-    """Read the map under `sweep`; nothing if there are faults, which carry the places that `origin_of` gives."""
-    reader = _Reader(origin_of)
+def read_sweep(
+    tree: Any, origin_of: Callable[[Place], Origin], *, key: str = "sweep"
+) -> tuple[Sweep | None, list[Fault]]:
+    """Read the map under `key`; nothing if there are faults, which carry the places that `origin_of` gives."""
+    reader = _Reader(origin_of, key)
     sweep = reader.sweep(tree, ())
     return (None if reader.faults else sweep), reader.faults
 
 
 class _Reader:
-    def __init__(self, origin_of: Callable[[Place], Origin]) -> None:
+    def __init__(self, origin_of: Callable[[Place], Origin], key: str) -> None:
         self.origin_of = origin_of
+        self.key = key
         self.faults: list[Fault] = []
 
     def sweep(self, tree: Any, at: Place) -> Sweep | None:
@@ -208,7 +211,7 @@ class _Reader:
         return False
 
     def fault(self, at: Place, message: str, *, hint: str = "") -> None:
-        key = ".".join(map(str, ("sweep", *at)))
+        key = ".".join(map(str, (self.key, *at)))
         self.faults.append(fault_at(self.origin_of(at), message, hint=hint, key=key))
 
 

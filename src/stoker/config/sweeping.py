@@ -15,8 +15,8 @@ from stoker.config.sweep_file import Place, read_sweep
 from stoker.model.errors import Fault
 
 
-def sweep_in(source: Source, node: Located) -> tuple[Sweep | None, list[Fault]]:
-    """Read what stands under `sweep` in a file; nothing if there are faults."""
+def sweep_in(source: Source, node: Located, key: str = "sweep") -> tuple[Sweep | None, list[Fault]]:
+    """Read what stands under `sweep` in a file, or under another key; nothing if there are faults."""
 
     def origin_of(place: Place) -> Origin:
         at = node
@@ -28,7 +28,7 @@ def sweep_in(source: Source, node: Located) -> tuple[Sweep | None, list[Fault]]:
             at = inner[step]
         return source.value_of(at)
 
-    return read_sweep(node.plain(), origin_of)
+    return read_sweep(node.plain(), origin_of, key=key)
 
 
 def words_of(overrides: Iterable[Override]) -> dict[str, Axis | Choice | None]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
-from stoker.config.located import DEEPEST, MOST_VALUES, Source
+from stoker.config.located import DEEPEST, Source
 from stoker.config.origin import Origin
 from stoker.model.frozen import frozen_by_position
 
@@ -37,6 +38,7 @@ _PIECE = re.compile(
     rf"|(?P<open>'''|\"\"\")|(?P<keys>{_STEP}(?:[ \t]*+\.[ \t]*+{_STEP})*+)|#[^\n]*+|(?P<torn>[\"'])",
     re.DOTALL,
 )
+_PIECE_OR_MARK = re.compile(rf"{_PIECE.pattern}|[=,]", re.DOTALL)
 _PLAIN_KEYS = re.compile(r"([A-Za-z0-9_-]++(?:\.[A-Za-z0-9_-]++)*+)[ \t]*+[=\]]")
 _IS_KEY = re.compile(r"[ \t]*=")
 _WHOLE = re.compile(r"[0-9][0-9_]*+")
@@ -66,6 +68,19 @@ def refuse_deep_keys(source: Source) -> None:
         if len(keys) > 2 * DEEPEST and len(_ONE_STEP.findall(keys)) > DEEPEST:
             place = source.at_index(start)
             raise source.too_deep(place.line, place.column)
+
+
+def refuse_many_values(source: Source) -> None:
+    """Stop at a text that can't but hold too many values, before `tomllib` spends a minute on it."""
+    text, most = source.text, source.most_values
+    for mark in "=,":
+        if text.count(mark) <= most:
+            continue
+        # There are at least as many values as equal signs, and at least as many as commas, outside of text.
+        marks = (found for found in _PIECE_OR_MARK.finditer(text) if found[0] == mark)
+        if last := next(islice(marks, most, None), None):
+            place = source.at_index(last.start())
+            raise source.too_many(place.line, place.column)
 
 
 def find_long_number(source: Source, most_digits: int) -> tuple[Origin, int] | None:
@@ -217,7 +232,7 @@ class _Scan:
         if path in self.places:
             return
         self.places[path] = Spot(key, value)
-        if len(self.places) > MOST_VALUES:
+        if len(self.places) > self._source.most_values:
             raise self._source.too_many(*key)
 
     def _place(self) -> tuple[int, int]:

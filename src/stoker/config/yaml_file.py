@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from stoker.config.caret import fault_at
-from stoker.config.located import DEEPEST, MOST_VALUES, Located, Source, StopReading
+from stoker.config.located import DEEPEST, Located, Source, StopReading, note
 from stoker.config.yaml_scalars import read_plain, read_tagged, refuse_tag
 from stoker.model.errors import Fault
 
@@ -139,6 +139,7 @@ class _Composer:
         self._anchors: dict[str, tuple[Located, int, int]] = {}
         self._open: set[str] = set()
         self._total = 0
+        self._most = source.most_values
 
     def take(self, event: Any) -> None:
         """Take an event other than a scalar."""
@@ -239,9 +240,8 @@ class _Composer:
 
     def _count(self, weight: int, line: int, column: int) -> None:
         self._total += weight
-        if self._total > MOST_VALUES:
-            origin = self._source.at(line, column)
-            raise StopReading(fault_at(origin, f"there are more than {MOST_VALUES} values, aliases included"))
+        if self._total > self._most:
+            raise self._source.too_many(line, column)
 
     def _put(self, node: Located, weight: int, deepest: int, anchor: str | None) -> None:
         """Put a finished node where it belongs: into a list, as a key, as the value of one, or as the document."""
@@ -262,7 +262,7 @@ class _Composer:
             self._take_value(frame, node)
 
     def _take_key(self, frame: _Frame, value: Any, line: int, column: int) -> None:
-        if self._total > MOST_VALUES:
+        if self._total > self._most:
             self._count(0, line, column)
         frame.key_line, frame.key_column = line, column
         frame.key = value
@@ -290,7 +290,7 @@ class _Composer:
         return [one for one in nodes if one.is_map]
 
     def _fault(self, line: int, column: int, message: str, hint: str = "") -> None:
-        self._faults.append(fault_at(self._source.at(line, column), message, hint=hint))
+        note(self._faults, fault_at(self._source.at(line, column), message, hint=hint))
 
 
 def _place(event: Any) -> tuple[int, int]:

@@ -1,0 +1,244 @@
+"""The cluster file into nodes: which machines there are, and under which policy work is put there.
+
+    nodes:
+      - { name: laptop, host: localhost }
+      - name: desk
+        host: desk.local
+        transport: ssh
+        max_adapters: 3
+        gpus:
+          - { uuid: GPU-8f1c, type: rtx-4090, vram_mb: 24564 }
+
+YAML, or TOML with the same keys (`[[nodes]]`, `[[nodes.gpus]]`). All faults of a file are found in one go: first what
+its values are, then what they mean together, node by node.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+
+from stoker.config.declared_file import read_as
+from stoker.config.field_kinds import Choice, Flag, ListOf, Text, Whole
+from stoker.config.fields import Field, Form, Given, Reading
+from stoker.config.located import Located
+from stoker.model.devices import MIB, MemoryType
+from stoker.model.errors import ClusterFaults
+from stoker.model.names import NODE_NAME_RULE, is_node_name
+from stoker.model.nodes import Cluster, Gpu, Node, NodeTransport
+
+WHAT = "cluster file"
+MOST_MIB = 2**30
+"""One PiB: more is a mistake in the unit."""
+MOST_SLOTS = 100_000
+
+_UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}", re.ASCII)
+_HOST = re.compile(r"\w[\w.-]{0,253}")
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]{0,63}\$?", re.ASCII)
+_LOCAL_NAMES = (
+    "localhost",
+    "localhost.localdomain",
+    "localhost6",
+    "localhost6.localdomain6",
+    "ip6-localhost",
+    "ip6-loopback",
+)
+
+JOB_LIST = ListOf(Text("a job's or a recipe's name"), is_set=True)
+
+
+def is_host(text: str) -> bool:
+    """Say whether a text can be a machine's address: a name, or an IP address, in brackets or not."""
+    return _HOST.fullmatch(text) is not None or _address(text) is not None
+
+
+def is_this_machine(host: str) -> bool:
+    """Say whether an address leads back to where it is asked from, however it is spelt."""
+    name = host.rstrip(".").lower()
+    if name in _LOCAL_NAMES or name.endswith(".localhost"):
+        return True
+    address = _address(host)
+    if address is None:
+        return False
+    inner = getattr(address, "ipv4_mapped", None) or address
+    return inner.is_loopback or inner.is_unspecified
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    text = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        pass
+    try:
+        # As programs read it: 127.1 and 2130706433 are addresses, too.
+        return ipaddress.ip_address(socket.inet_aton(text)) if text.isascii() and text[:1].isdigit() else None
+    except OSError:
+        return None
+
+
+GPU = Form(
+    "GPU",
+    (
+        Field(
+            "uuid",
+            Text("an identity such as GPU-8f1c", fits=lambda text: _UUID.fullmatch(text) is not None),
+            "its identity, as nvidia-smi -L prints it",
+            is_required=True,
+        ),
+        Field(
+            "type",
+            Text("a model such as rtx-4090", fits=str.isprintable),
+            "its model, such as rtx-4090",
+            is_required=True,
+        ),
+        Field(
+            "vram_mb",
+            Whole(least=1, most=MOST_MIB, unit_bytes=MIB, let_pass=0),
+            "its memory in MiB, such as 24564",
+            is_required=True,
+        ),
+        Field("memory_type", Choice(MemoryType), "whose memory it works in: its own, or the machine's"),
+    ),
+)
+
+NODE = Form(
+    "node",
+    (
+        Field(
+            "name",
+            Text("a node's name", fits=is_node_name, hint=NODE_NAME_RULE),
+            "what it is called; the machine's host id",
+            is_required=True,
+        ),
+        Field(
+            "host",
+            Text("an address", fits=is_host, hint="a name or an IP address; users and ports have places of their own"),
+            "its address: a name or an IP address",
+            is_required=True,
+        ),
+        Field("transport", Choice(NodeTransport), "how it is reached"),
+        Field(
+            "user",
+            Text("a user's name", fits=lambda text: _USER.fullmatch(text) is not None, may_be_empty=True),
+            "who logs in there",
+            may_be_null=True,
+        ),
+        Field("gpus", ListOf(GPU), "its devices; none: jobs run on its CPU"),
+        Field(
+            "max_adapters",
+            Whole(least=1, most=MOST_SLOTS, let_pass=0),
+            "how many jobs at once; more than one: they may share devices",
+        ),
+        Field("cpu_cores", Whole(least=1, most=1_000_000), "physical cores", may_be_null=True),
+        Field("ram_mb", Whole(least=1, most=MOST_MIB, unit_bytes=MIB), "memory in MiB", may_be_null=True),
+        Field(
+            "slots",
+            Whole(least=1, most=MOST_SLOTS),
+            "how many jobs at once, where that is not max_adapters or one per device",
+            may_be_null=True,
+        ),
+        Field(
+            "shares_devices",
+            Flag(),
+            "whether jobs may share a device; unless said, they may if max_adapters is more than one",
+            may_be_null=True,
+        ),
+        Field("allow_jobs", JOB_LIST, "only these jobs or recipes; empty: all"),
+        Field("deny_jobs", JOB_LIST, "not these; wins over allow_jobs"),
+        Field("priority", Whole(least=-(2**31)), "better than others if it is higher"),
+        Field("description", Text(may_be_empty=True), "a note for people"),
+    ),
+)
+
+CLUSTER = Form(WHAT, (Field("nodes", ListOf(NODE), "the machines", may_be_null=True),))
+
+
+def read_cluster(name: str, path: str) -> Cluster:
+    """Read a cluster file, called `name` in what is said about it.
+
+    Raises `ClusterFaults` with everything that is wrong in it, or `LocalFile` if it can't be read at all.
+    """
+    return read_as(WHAT, name, path, cluster_of)
+
+
+def cluster_of(reading: Reading, tree: Located | None) -> Cluster:
+    """Make the nodes of a file that was opened."""
+    nodes: tuple[Given, ...] = ()
+    if tree is not None:
+        nodes = CLUSTER.read(tree, "", reading).get("nodes", ())
+        listed = tree.value.get("nodes", tree)
+        if listed is tree or not listed.value:
+            hint = "such as - {name: laptop, host: localhost}"
+            reading.refuse(listed, "nodes", "a cluster has at least one node", hint)
+        _Rules(reading).check(nodes)
+    reading.raise_any(ClusterFaults)
+    return Cluster(nodes=tuple(map(_node, nodes)))
+
+
+class _Rules:
+    """What nodes and their devices mean together, in the order in which system B looked at it."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        self._names: dict[str, Given] = {}
+        self._devices: dict[str, tuple[Given, Given]] = {}
+
+    def check(self, nodes: tuple[Given, ...]) -> None:
+        for node in nodes:
+            self._check_name(node)
+            self._check_slots(node)
+            self._check_address(node)
+            for gpu in node.get("gpus", ()):
+                self._check_memory(node, gpu)
+                self._check_uuid(node, gpu)
+
+    def _check_name(self, node: Given) -> None:
+        name = node.get("name")
+        if name is None:
+            return
+        first = self._names.setdefault(name, node)
+        if first is not node:
+            self._refuse(node, "name", f"duplicate node name {name!r}", f"first on line {first.at('name').line}")
+
+    def _check_slots(self, node: Given) -> None:
+        if node.get("max_adapters") == 0:
+            message = f"{_called(node)}: max_adapters is 0, so it would never get a job"
+            self._refuse(node, "max_adapters", message, "at least 1; leave out a node that takes no work")
+
+    def _check_address(self, node: Given) -> None:
+        host = node.get("host")
+        if host is not None and node.get("transport") is NodeTransport.SSH and is_this_machine(host):
+            message = f"{_called(node)}: SSH transport to {host} leads back to the machine it starts from"
+            self._refuse(node, "host", message, "transport: local, or the machine's own address")
+
+    def _check_memory(self, node: Given, gpu: Given) -> None:
+        if gpu.get("vram_mb") == 0:
+            message = f"{_called(node)}, GPU {gpu.get('uuid', '?')}: zero VRAM"
+            self._refuse(gpu, "vram_mb", message, "vram_mb is its memory in MiB, such as 24564")
+
+    def _check_uuid(self, node: Given, gpu: Given) -> None:
+        uuid = gpu.get("uuid")
+        if uuid is None:
+            return
+        first_node, first = self._devices.setdefault(uuid.casefold(), (node, gpu))
+        if first is gpu:
+            return
+        where = "it" if first_node is node else _called(first_node)
+        message = f"{_called(node)}: duplicate GPU UUID {uuid}: {where} has it on line {first.at('uuid').line}, too"
+        self._refuse(gpu, "uuid", message, "a device is in one machine, once")
+
+    def _refuse(self, given: Given, name: str, message: str, hint: str) -> None:
+        self._reading.refuse(given.at(name), f"{given.key}.{name}", message, hint)
+
+
+def _called(node: Given) -> str:
+    name = node.get("name")
+    return f"node {name}" if name else f"the node {node.key}"
+
+
+def _node(given: Given) -> Node:
+    values = dict(given.values)
+    values["gpus"] = tuple(Gpu(**gpu.values) for gpu in given.get("gpus", ()))
+    return Node(**values)

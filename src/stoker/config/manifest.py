@@ -1,0 +1,139 @@
+"""The manifest's nouns: the jobs that are wanted, and policy about machines, as the file says them.
+
+Only what was read, with its defaults. Sweeps stand as they were written: whoever queues jobs expands them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from stoker.model.frozen import changed, fresh, frozen
+from stoker.model.nodes import Cluster, Node
+from stoker.model.requirements import DEFAULT_RAM_BYTES, Requirements, WantedJob, Wish
+from stoker.model.resources import GIB
+
+PROGRAM = "command"
+"""What a job with a `command` is an instance of, where lists name models."""
+
+
+@frozen
+class JobEntry:
+    """One `[[jobs]]` table. Exactly one of `recipe`, `model` and `command` is given."""
+
+    name: str
+    recipe: str = ""
+    model: str = ""
+    """The older word for a recipe."""
+    command: tuple[str, ...] = ()
+    mode: str = ""
+    priority: int = 0
+    require_cuda: bool = False
+    prefer_cuda: bool = False
+    min_vram_gib: float = 0.0
+    """On each device."""
+    min_ram_gib: float = DEFAULT_RAM_BYTES / GIB
+    min_cores: int = 0
+    gpus: int | None = None
+    """How many devices."""
+    shares: bool = False
+    """Whether it may run beside others on its device."""
+    base: str = ""
+    base_gib: float = 0.0
+    transfer_mb: float = 0.0
+    mflop: float = 0.0
+    allowed_hosts: tuple[str, ...] = ()
+    prefer_hosts: tuple[str, ...] = ()
+    hyper: Mapping[str, Any] = fresh(factory=dict)
+    sweep: Mapping[str, Any] = fresh(factory=dict)
+    seed: int | None = None
+    split_recipe: Any = None
+    train_hosts: tuple[str, ...] = ()
+    data: Mapping[str, str] = fresh(factory=dict)
+    outputs: tuple[str, ...] = ()
+    env: str = ""
+    python: str = ""
+    after: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+
+    @property
+    def of(self) -> str:
+        """What it is an instance of: its recipe, by whichever word."""
+        return self.recipe or self.model or PROGRAM
+
+    @property
+    def wish(self) -> Wish:
+        """How it stands to accelerators.
+
+        Beside the two flags, what it declares about devices speaks: a number of them is required, memory on one is
+        preferred (on a fleet without devices it still runs, as it always did), none of them is none.
+        """
+        if self.require_cuda or (self.gpus and not self.prefer_cuda):
+            return Wish.REQUIRE
+        if self.prefer_cuda or (self.min_vram_gib > 0 and self.gpus != 0):
+            return Wish.PREFER
+        return Wish.NEVER
+
+    def wanted(self) -> WantedJob:
+        """Give it as placement sees it."""
+        return WantedJob(
+            name=self.name,
+            model=self.of,
+            requirements=Requirements(
+                wish=self.wish,
+                device_count=self.gpus or 1,
+                vram_bytes=int(self.min_vram_gib * GIB),
+                ram_bytes=int(self.min_ram_gib * GIB),
+                cores=self.min_cores,
+                may_share=self.shares,
+                base=self.base,
+                base_bytes=int(self.base_gib * GIB),
+                transfer_mb=self.transfer_mb,
+                mflop=self.mflop,
+            ),
+            priority=self.priority,
+            allowed_hosts=self.allowed_hosts,
+            preferred_hosts=self.prefer_hosts,
+        )
+
+
+@frozen
+class HostEntry:
+    """One `[[hosts]]` table: policy about a machine, by its name."""
+
+    name: str
+    description: str = ""
+    priority: int = 0
+    allow_jobs: tuple[str, ...] = ()
+    deny_jobs: tuple[str, ...] = ()
+    given: frozenset[str] = frozenset()
+    """Which of these the file says; about the others it has no opinion."""
+
+
+@frozen
+class Manifest:
+    """Everything that one file wants."""
+
+    jobs: tuple[JobEntry, ...] = ()
+    hosts: tuple[HostEntry, ...] = ()
+
+    def find(self, name: str) -> JobEntry | None:
+        """Give the job of that name, if there is one."""
+        return next((job for job in self.jobs if job.name == name), None)
+
+
+def overlaid(cluster: Cluster, hosts: Iterable[HostEntry]) -> Cluster:
+    """Give the cluster with what a manifest says about its nodes in place of what the cluster file said.
+
+    A host that is no node of it is passed over: an enrolled machine needs no entry.
+    """
+    said = {host.name: host for host in hosts}
+    if not said:
+        return cluster
+    return Cluster(nodes=tuple(_overlaid(node, said.get(node.name)) for node in cluster.nodes))
+
+
+def _overlaid(node: Node, host: HostEntry | None) -> Node:
+    if host is None:
+        return node
+    return changed(node, **{name: getattr(host, name) for name in host.given})

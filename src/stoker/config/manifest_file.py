@@ -1,0 +1,155 @@
+"""The manifest into jobs and policy: what to train, under which names, and what each job asks of a machine.
+
+    [[jobs]]
+    name    = "resnet"
+    command = "python train.py --lr {lr}"       # or recipe = "tabular/gbt"; model = "gbt" is the older word
+    sweep   = { lr = [1e-3, 1e-4] }
+    min_vram_gib = 6
+
+    [[hosts]]
+    name = "lab1"
+    deny_jobs = ["lora"]
+
+TOML, or YAML with the same keys. All faults of a file are found in one go. Which recipes there are is not known here:
+whoever knows hands it in.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any
+
+from stoker.config.cluster_file import JOB_LIST, MOST_MIB
+from stoker.config.declared_file import read_as
+from stoker.config.field_kinds import Anything, Flag, ListOf, MapOf, Number, Text, Whole
+from stoker.config.fields import WRONG, Field, Form, Given, Reading, shown
+from stoker.config.located import Located
+from stoker.config.manifest import HostEntry, JobEntry, Manifest
+from stoker.config.manifest_rules import Known, check_manifest
+from stoker.model.errors import ManifestFaults
+from stoker.model.names import JOB_NAME_RULE, NODE_NAME_RULE, is_job_name, is_node_name
+from stoker.model.resources import GIB
+
+WHAT = "manifest"
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}", re.ASCII)
+_MOST_GIB = MOST_MIB / 1024
+_FORM_HINT = "one job is [[jobs]] and its keys below it"
+
+
+class Words:
+    """A program and its arguments: one text, taken apart as a shell would, or a list of words."""
+
+    says = "a command line, or a list of its words"
+
+    def read(self, node: Located, key: str, reading: Reading) -> Any:
+        if type(node.value) is list:
+            words = ListOf(Text("a word", may_be_empty=True)).read(node, key, reading)
+        elif (text := Text(self.says).read(node, key, reading)) is WRONG:
+            return WRONG
+        else:
+            try:
+                words = tuple(shlex.split(text))
+            except ValueError as error:
+                return reading.refuse(node, key, f"{shown(text)} can't be taken apart: {str(error).lower()}")
+        if words is not WRONG and not (words and words[0]):
+            return reading.refuse(node, key, "has no words in it", "such as python train.py")
+        return words
+
+
+def _is_inside(path: str) -> bool:
+    return not path.startswith(("/", "~")) and ".." not in path.split("/") and path.isprintable()
+
+
+_NODES = ListOf(Text("a machine's name", fits=is_node_name, hint=NODE_NAME_RULE), is_set=True)
+_GIB = Number(most=_MOST_GIB, unit_bytes=GIB)
+_VARIABLE_NAME = Text("a variable's name", fits=lambda text: _VARIABLE.fullmatch(text) is not None)
+_PATH = Text("a path")
+_WORD = Text(fits=str.isprintable)
+
+JOB = Form(
+    "job",
+    (
+        Field(
+            "name", Text("a job's name", fits=is_job_name, hint=JOB_NAME_RULE), "what it is called", is_required=True
+        ),
+        Field("recipe", _WORD, "what to run: a recipe's name"),
+        Field("model", _WORD, "the older word for recipe"),
+        Field("command", Words(), "what to run: a program; {name} is filled in from hyper and sweep"),
+        Field("mode", _WORD, "which way of training, for recipes that have several"),
+        Field("priority", Whole(least=-(2**31)), "before others if it is higher; strictly"),
+        Field("require_cuda", Flag(), "a device, or it does not start"),
+        Field("prefer_cuda", Flag(), "a device if one fits, else the CPU"),
+        Field("min_vram_gib", _GIB, "memory on each device, in GiB; said alone, it means prefer_cuda"),
+        Field("min_ram_gib", _GIB, "memory of the machine, in GiB"),
+        Field("min_cores", Whole(most=1_000_000), "physical cores"),
+        Field("gpus", Whole(most=1024), "how many devices; said alone, it means require_cuda", may_be_null=True),
+        Field("shares", Flag(), "it may run beside others on its device, within min_vram_gib"),
+        Field("base", _WORD, "what it has in common with its like on one device: a base model. Charged once"),
+        Field("base_gib", _GIB, "how much of min_vram_gib that is"),
+        Field("transfer_mb", Number(), "what goes to the device and back, in MB, for the cost rule"),
+        Field("mflop", Number(most=1e30), "what is computed there, in MFLOP, for the cost rule"),
+        Field("allowed_hosts", _NODES, "only these machines; empty: all"),
+        Field("prefer_hosts", _NODES, "these before others, if they fit"),
+        Field("hyper", Anything((dict,), "a map of names and values"), "the recipe's arguments; lists are values"),
+        Field("sweep", Anything((dict,), "a map of names and their values"), "what varies: a job for each point"),
+        Field("seed", Whole(most=2**63 - 1), "for everything random", may_be_null=True),
+        Field("split_recipe", Anything((str, dict), "text or a map"), "how data is split", may_be_null=True),
+        Field("train_hosts", ListOf(_WORD, is_set=True), "machines whose data it is trained on; part of what it is"),
+        Field("data", MapOf(_PATH, _VARIABLE_NAME), "files and folders; each path stands in the variable of that name"),
+        Field(
+            "outputs",
+            ListOf(Text("a path below the working folder", fits=_is_inside), is_set=True),
+            "what comes back, beside $STOKER_OUT",
+        ),
+        Field("env", _PATH, "what to install: uv.lock or requirements.txt"),
+        Field("python", _PATH, "the machine's own interpreter, instead of env"),
+        Field("after", ListOf(_WORD, is_set=True), "jobs that have to complete first"),
+        Field("secrets", ListOf(_VARIABLE_NAME, is_set=True), "variables taken from the worker, never stored"),
+    ),
+)
+
+HOST = Form(
+    "host",
+    (
+        Field("name", Text("a machine's name", fits=is_node_name, hint=NODE_NAME_RULE), "which one", is_required=True),
+        Field("description", Text(may_be_empty=True), "a note for people"),
+        Field("priority", Whole(least=-(2**31)), "better than others if it is higher"),
+        Field("allow_jobs", JOB_LIST, "only these jobs or recipes; empty: all"),
+        Field("deny_jobs", JOB_LIST, "not these; wins over allow_jobs"),
+    ),
+)
+
+MANIFEST = Form(
+    WHAT,
+    (
+        Field("jobs", ListOf(JOB), "what is wanted", may_be_null=True),
+        Field("hosts", ListOf(HOST), "policy about machines", may_be_null=True),
+    ),
+)
+
+
+def read_manifest(name: str, path: str, known: Known | None = None) -> Manifest:
+    """Read a manifest, called `name` in what is said about it. `known` are the names that it may refer to.
+
+    Raises `ManifestFaults` with everything that is wrong in it, or `LocalFile` if it can't be read at all.
+    """
+    return read_as(WHAT, name, path, lambda reading, tree: manifest_of(reading, tree, known))
+
+
+def manifest_of(reading: Reading, tree: Located | None, known: Known | None = None) -> Manifest:
+    """Make the jobs and hosts of a file that was opened."""
+    jobs: tuple[Given, ...] = ()
+    hosts: tuple[Given, ...] = ()
+    if tree is not None:
+        read: Given = MANIFEST.read(tree, "", reading)
+        jobs, hosts = read.get("jobs", ()), read.get("hosts", ())
+        if not any(item.value for name, item in tree.value.items() if name in ("jobs", "hosts")):
+            reading.refuse(tree, "jobs", "a manifest has at least one job", _FORM_HINT)
+        check_manifest(jobs, hosts, reading, known or Known())
+    reading.raise_any(ManifestFaults)
+    return Manifest(
+        jobs=tuple(JobEntry(**job.values) for job in jobs),
+        hosts=tuple(HostEntry(**host.values, given=frozenset(host.values) - {"name"}) for host in hosts),
+    )

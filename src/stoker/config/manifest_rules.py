@@ -1,0 +1,201 @@
+"""What the keys of a manifest mean together: names given twice, wishes that contradict, jobs that wait in a circle.
+
+Looked at after every value was read by its kind, with whatever of them was right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from stoker.config.fields import Given, Reading, shown
+from stoker.config.sweep import paths_of
+from stoker.config.sweeping import sweep_in
+from stoker.model.frozen import frozen
+from stoker.model.suggest import did_you_mean
+
+_MOST_NAMED = 20
+_LONGEST_CIRCLE = 8
+
+
+@frozen
+class Known:
+    """Names from elsewhere that a manifest may refer to. `None` means that nobody knows, so none is refused."""
+
+    recipes: Collection[str] | None = None
+    """By their whole names; a file may say the last word of one alone."""
+    modes: Collection[str] | None = None
+    jobs: Collection[str] = ()
+    """Jobs beside those in the file, for `after`."""
+    hosts: Collection[str] | None = None
+
+
+def check_manifest(jobs: Sequence[Given], hosts: Sequence[Given], reading: Reading, known: Known) -> None:
+    """Note everything that is wrong with jobs and hosts beyond their single values."""
+    _check_names(jobs, "job", reading)
+    names = [job.get("name") for job in jobs if "name" in job.values]
+    may_follow = {*names, *known.jobs}
+    for job in jobs:
+        _check_work(job, reading)
+        _check_known(job, reading, known)
+        _check_devices(job, reading)
+        _check_hosts(job, reading, known)
+        _check_sweep(job, reading)
+        _check_after(job, reading, may_follow)
+    _check_circles(jobs, reading)
+    _check_names(hosts, "host", reading)
+
+
+def _check_names(entries: Sequence[Given], noun: str, reading: Reading) -> None:
+    first: dict[str, Given] = {}
+    for entry in entries:
+        name = entry.get("name")
+        if name is not None and first.setdefault(name, entry) is not entry:
+            hint = f"first on line {first[name].at('name').line}"
+            _refuse(entry, "name", reading, f"duplicate {noun} name {name!r}", hint)
+
+
+def _check_work(job: Given, reading: Reading) -> None:
+    said = [name for name in ("recipe", "model", "command") if job.says(name)]
+    if not said:
+        hint = 'command = "python train.py", or recipe = "tabular/gbt"'
+        reading.refuse(job.node, job.key, f"{_called(job)} says neither recipe, model nor command", hint)
+    elif len(said) > 1:
+        message = f"{_called(job)} says {' and '.join(said)}: it can be only one of them"
+        reading.refuse(job.at(said[1]), f"{job.key}.{said[1]}", message, at_key=True)
+    if job.says("env") and job.says("python"):
+        message = f"{_called(job)} says env and python: what is to be installed for the machine's own interpreter?"
+        reading.refuse(job.at("python"), f"{job.key}.python", message, "one of them", at_key=True)
+
+
+def _check_known(job: Given, reading: Reading, known: Known) -> None:
+    for name, names in (("recipe", known.recipes), ("model", known.recipes), ("mode", known.modes)):
+        value = job.get(name)
+        if value is not None and names is not None and not _is_known(value, names):
+            hint = "" if reading.is_full else did_you_mean(value, names)
+            message = f"{_called(job)}: there is no {name} {shown(value)}; there are {_listed(names)}"
+            _refuse(job, name, reading, message, hint)
+
+
+def _is_known(value: str, names: Collection[str]) -> bool:
+    """Say whether a name is one of these, or the last word of exactly one."""
+    return value in names or sum(name.rpartition("/")[2] == value for name in names) == 1
+
+
+def _check_devices(job: Given, reading: Reading) -> None:
+    vram_gib = job.get("min_vram_gib", 0.0)
+    wants = [name for name in ("require_cuda", "prefer_cuda", "min_vram_gib", "shares") if job.get(name)]
+    if job.get("gpus") == 0 and wants:
+        _refuse(job, "gpus", reading, f"{_called(job)} wants no device, but says {wants[0]}", "leave out one of them")
+    if job.get("shares") and not vram_gib and not _is_wrong(job, "min_vram_gib"):
+        message = f"{_called(job)} shares its device, but not how much of it"
+        _refuse(job, "shares", reading, message, "min_vram_gib is what it may take")
+    if job.says("base") != job.says("base_gib"):
+        name, other = ("base", "base_gib") if job.says("base") else ("base_gib", "base")
+        _refuse(job, name, reading, f"{_called(job)} says {name} without {other}", "a base has a name and a size")
+    elif job.get("base_gib", 0.0) > vram_gib and not _is_wrong(job, "min_vram_gib"):
+        message = f"{_called(job)}: its base of {job.get('base_gib'):g} GiB is more than min_vram_gib, {vram_gib:g}"
+        _refuse(job, "base_gib", reading, message, "min_vram_gib is everything, the base included")
+
+
+def _check_hosts(job: Given, reading: Reading, known: Known) -> None:
+    allowed = job.get("allowed_hosts", ())
+    for name in ("allowed_hosts", "prefer_hosts"):
+        for index, host in enumerate(job.get(name, ())):
+            if known.hosts is not None and host not in known.hosts:
+                hint = "" if reading.is_full else did_you_mean(host, known.hosts)
+                message = f"{_called(job)}: there is no machine {shown(host)}; there are {_listed(known.hosts)}"
+                _refuse_item(job, name, index, reading, message, hint)
+            elif name == "prefer_hosts" and allowed and host not in allowed:
+                message = f"{_called(job)} prefers {host}, which allowed_hosts leaves out"
+                _refuse_item(job, name, index, reading, message, "")
+
+
+def _check_sweep(job: Given, reading: Reading) -> None:
+    if "sweep" not in job.values:
+        return
+    sweep, faults = sweep_in(reading.source, job.at("sweep"), f"{job.key}.sweep")
+    reading.add(faults)
+    hyper = job.get("hyper", {})
+    for path in paths_of(sweep) if sweep is not None else ():
+        if path in hyper:
+            message = f"{_called(job)}: {path} stands in hyper and in sweep"
+            reading.refuse(
+                job.at("hyper").value[path], f"{job.key}.hyper.{path}", message, "leave out one", at_key=True
+            )
+
+
+def _check_after(job: Given, reading: Reading, may_follow: Collection[str]) -> None:
+    for index, name in enumerate(job.get("after", ())):
+        if name not in may_follow:
+            hint = "" if reading.is_full else did_you_mean(name, may_follow)
+            message = f"{_called(job)} waits for {shown(name)}, and there is no such job"
+            _refuse_item(job, "after", index, reading, message, hint)
+
+
+def _check_circles(jobs: Sequence[Given], reading: Reading) -> None:
+    """Note a job that waits for itself, directly or through others, at the `after` that closes the circle."""
+    by_name: dict[str, Given] = {}
+    for job in jobs:
+        if "name" in job.values:
+            by_name.setdefault(job.get("name"), job)
+    for circle in _circles({name: job.get("after", ()) for name, job in by_name.items()}):
+        last = by_name[circle[-1]]
+        index = last.get("after").index(circle[0])
+        shortened = [*circle[: _LONGEST_CIRCLE - 1], "…", circle[-1]] if len(circle) > _LONGEST_CIRCLE else circle
+        message = f"{circle[0]} waits for itself: {' → '.join([*shortened, circle[0]])}"
+        _refuse_item(last, "after", index, reading, message, "")
+        if reading.is_full:
+            return
+
+
+def _circles(after: dict[str, tuple[str, ...]]) -> Iterator[list[str]]:
+    """Walk along `after` from every job; give each way that comes back to where it has been."""
+    done: set[str] = set()
+    for start, following in after.items():
+        if start not in done:
+            yield from _circles_from(start, iter(following), after, done)
+
+
+def _circles_from(
+    start: str, following: Iterator[str], after: dict[str, tuple[str, ...]], done: set[str]
+) -> Iterator[list[str]]:
+    # A way may be as long as there are jobs, so it is walked without recursion.
+    path, ahead = [start], [following]
+    places = {start: 0}
+    while path:
+        for name in ahead[-1]:
+            if name in places:
+                yield path[places[name] :]
+            elif name in after and name not in done:
+                places[name] = len(path)
+                path.append(name)
+                ahead.append(iter(after[name]))
+                break
+        else:
+            ahead.pop()
+            done.add(path[-1])
+            del places[path.pop()]
+
+
+def _refuse(entry: Given, name: str, reading: Reading, message: str, hint: str) -> None:
+    reading.refuse(entry.at(name), f"{entry.key}.{name}", message, hint)
+
+
+def _refuse_item(entry: Given, name: str, index: int, reading: Reading, message: str, hint: str) -> None:
+    reading.refuse(entry.at(name).value[index], f"{entry.key}.{name}[{index}]", message, hint)
+
+
+def _is_wrong(entry: Given, name: str) -> bool:
+    return entry.says(name) and name not in entry.values
+
+
+def _called(job: Given) -> str:
+    name = job.get("name")
+    return f"job {name}" if name else f"the job {job.key}"
+
+
+def _listed(names: Collection[str]) -> str:
+    if not names:
+        return "none"
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(sorted(names)[:_MOST_NAMED]) + more
