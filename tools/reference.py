@@ -13,6 +13,9 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
+from stoker.config.cluster_file import GPU, NODE
+from stoker.config.manifest import HostEntry, JobEntry
+from stoker.config.manifest_file import HOST, JOB
 from stoker.faces.cli.aliases import ALIASES
 from stoker.faces.cli.commands import COMMANDS, top_help
 from stoker.faces.cli.grammar import Grammar
@@ -20,6 +23,8 @@ from stoker.faces.view.arguments import argument_rows, example_line
 from stoker.model import errors
 from stoker.model.events import LOSSY, Kinds
 from stoker.model.exits import MEANINGS
+from stoker.model.frozen import fields_of
+from stoker.model.nodes import Gpu, Node
 from stoker.plan.catalogue import Catalogue, Source
 from stoker.worker.program_order import FOUND, RECIPE
 
@@ -39,7 +44,7 @@ EVENTS = {
     Kinds.STAGE_BEGIN: ("a stage starts to run", "node, stage, key, attempt, why, changes"),
     Kinds.STAGE_END: (
         "a stage ran and its result is kept",
-        "node, stage, key, digest, seconds, size_bytes, peak_rss_bytes, metrics",
+        "node, stage, key, digest, seconds, size_bytes, peak_rss_bytes, metrics; on GPUs also devices, peak_gpu_bytes",
     ),
     Kinds.STAGE_SKIPPED: ("a stage's result was known", "node, stage, key, digest"),
     Kinds.STAGE_FAILED: ("a stage failed for good", "node, stage, attempt, cause, message, hint, seconds"),
@@ -50,12 +55,15 @@ EVENTS = {
     Kinds.STAGE_RETRYING: ("a stage failed and will be tried again", "node, attempt, cause, message, delay_s"),
     Kinds.STAGE_CANCELLED: ("a stage was stopped, or never started, because the job stops", "node, stage"),
     Kinds.STAGE_PRUNED: ("a stage is left out because something it needs failed", "node, stage, because"),
-    Kinds.STAGE_WAITING: ("another process works on the same thing", "node, key, why"),
+    Kinds.STAGE_WAITING: (
+        "another process works on the same thing, or holds the GPUs that it needs",
+        "node, why; key or stage, waits_for, place",
+    ),
     Kinds.STAGE_REWIND: ("a stage runs again because its bytes are gone and somebody reads them", "node, wanted_by"),
     Kinds.STAGE_EXPANDED: ("a fan-out's list is known", "node, count"),
     Kinds.TRIAL_END: (
         "a trial of a sweep ended, and its result lies in its folder",
-        "trial, label, state, is_kept, seconds, digest, metrics, peak_bytes, cause, message, hint, out",
+        "trial, label, state, is_kept, seconds, digest, metrics, peak_bytes, peak_gpu_bytes, cause, message, hint, out",
     ),
     Kinds.CACHE_CORRUPT: ("what was kept is damaged; it was set aside and is made again", "node, key, damage"),
     Kinds.CACHE_DIFFERS: ("a stage gave another result than before", "node, key, before, ours, kept, expected"),
@@ -82,6 +90,7 @@ def main() -> int:
         "exit-codes.md": exit_codes_page,
         "events.md": events_page,
         "recipes.md": recipes_page,
+        "files.md": files_page,
     }
     stale = []
     for name, make in pages.items():
@@ -161,6 +170,32 @@ def recipes_page() -> list[str]:
                 cells = (cell.replace("|", "\\|") for cell in row)
                 lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def files_page() -> list[str]:
+    lines = [
+        "# Files",
+        "",
+        "Keys of [cluster files](../guides/cluster-file.md) and [manifests](../guides/manifest.md).",
+    ]
+    tables = (
+        ("Cluster file: `nodes`", NODE, fields_of(Node(name="", host=""))),
+        ("Cluster file: `nodes[].gpus`", GPU, fields_of(Gpu(uuid="", type="", vram_mb=0))),
+        ("Manifest: `jobs`", JOB, fields_of(JobEntry(name=""))),
+        ("Manifest: `hosts`", HOST, fields_of(HostEntry(name=""))),
+    )
+    for title, form, defaults in tables:
+        lines += ["", f"## {title}", "", "| key | type | default | |", "|---|---|---|---|"]
+        for field in form.fields:
+            default = "required" if field.is_required else _default(defaults[field.name])
+            lines.append(f"| `{field.name}` | {field.kind.says} | {default} | {field.help} |".replace("  ", " "))
+    return lines
+
+
+def _default(value: object) -> str:
+    if value is None or value in ("", (), {}):
+        return ""
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
 def _leaves(kind: type[errors.StokerError]) -> set[type[errors.StokerError]]:

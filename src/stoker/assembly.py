@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -18,12 +18,21 @@ from stoker.model.clock import SystemClock
 from stoker.model.frozen import frozen
 
 if TYPE_CHECKING:
-    from stoker.host.containment.box import Containment
+    from stoker.hardware.ledger.guarding import Guard
+    from stoker.hardware.ledger.ledger import Ledger
+    from stoker.hardware.probes.asking import Asker
+    from stoker.hardware.probes.meters.meter import Meter
+    from stoker.hardware.smoke import Smoked
+    from stoker.hardware.survey import Survey
+    from stoker.host.containment.choice import Chosen
     from stoker.host.http.exchange import Transport
     from stoker.host.zygote import Zygote
+    from stoker.model.capability import Capability
+    from stoker.model.devices import Device
     from stoker.model.resources import Capacity
     from stoker.plan.cache import Cache
     from stoker.plan.catalogue import Catalogue
+    from stoker.plan.device_gate import DeviceGate
     from stoker.plan.footprints import Footprints
     from stoker.plan.history import History
     from stoker.plan.process_runner import ProcessRunner
@@ -35,6 +44,9 @@ if TYPE_CHECKING:
     from stoker.store.memo import Memo
     from stoker.store.objects.seam import ObjectStore
     from stoker.worker.execution import Tools
+
+COORDINATOR_PORT = 7717
+"""Where a coordinator listens unless told otherwise."""
 
 
 @frozen
@@ -174,6 +186,7 @@ class Assembly:
             runner_for=self._runner_for,
             capacity=self.capacity,
             memory=MemoryGate(memory_here, self.footprints),
+            open_devices=self._open_devices,
             clock=self.clock,
         )
         settings = self.settings
@@ -217,7 +230,7 @@ class Assembly:
     def close(self) -> None:
         """Let go of whatever was built."""
         built = vars(self)
-        for name in ("process_runner", "footprints", "history", "cache", "store"):
+        for name in ("process_runner", "meter", "footprints", "history", "cache", "store"):
             if name in built:
                 built[name].close()
 
@@ -241,7 +254,133 @@ class Assembly:
         """What this machine may hand out."""
         from stoker.hardware.capacity import capacity_here
 
-        return capacity_here(self.settings.environment)
+        return capacity_here()
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices that programs started from here may use."""
+        from stoker.hardware.devices_here import devices_here
+
+        return devices_here(self.settings.environment, ask=lambda: self._asker)
+
+    def _open_devices(self, wake: Callable[[], None]) -> DeviceGate:
+        from stoker.plan.ledger_gate import LedgerGate, read_limit
+
+        return LedgerGate(
+            devices=lambda: self.devices,
+            ledger=lambda: self.ledger,
+            meter=lambda: self.meter,
+            environment=self.settings.environment,
+            wake=wake,
+            clock=self.clock,
+            limit_percent=read_limit(self.settings.environment.get("STOKER_VRAM_LIMIT", "")),
+        )
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """Who holds how much of which device, on the whole machine: STOKER_LEDGER, else the folder that all share."""
+        from stoker.hardware.ledger.ledger import DEFAULT_FOLDER, Ledger
+
+        folder = self.settings.environment.get("STOKER_LEDGER", "") or DEFAULT_FOLDER
+        folder = os.path.abspath(os.path.join(self.settings.folder, os.path.expanduser(folder)))
+        return Ledger(folder, clock=self.clock, meter=self.meter)
+
+    def guard(
+        self, size: str = "", *, job: str, share: bool = False, count: int = 1, timeout_s: float | None = None
+    ) -> Guard:
+        """Give a block that holds room on a device: so much of it, or with no size all of it.
+
+        Raises `NoRoom` if it can never fit, `RoomTimeout`, and `ValueError` for what is not a size.
+        """
+        from stoker.hardware.ledger.asking import WAIT_S, Ask, Candidate
+        from stoker.model.units import parse_size
+
+        candidates = tuple(one for one in map(Candidate.of, self.devices) if one is not None)
+        room_bytes = parse_size(size) if size else 0
+        ask = Ask(job=job, devices=candidates, count=count, vram_bytes=room_bytes, may_share=share)
+        return self.ledger.guard(ask, WAIT_S if timeout_s is None else timeout_s)
+
+    @cached_property
+    def meter(self) -> Meter:
+        """What measures devices' memory now."""
+        from stoker.hardware.probes.meters.metering import open_meter
+
+        return open_meter(self.devices, self.settings.environment)
+
+    @cached_property
+    def capability(self) -> Capability:
+        """What this machine has, found out once."""
+        return self.detect()
+
+    def detect(self, *, asks_torch: bool = False, deep: bool = False) -> Capability:
+        """Find out what this machine has.
+
+        `asks_torch`: where something speaks for a device, torch has to work on it, which takes seconds. Deep: torch is
+        asked in any case.
+        """
+        from stoker.hardware.detecting import detect
+        from stoker.hardware.interpreters import ASKING_S
+        from stoker.hardware.probes.devices import find_devices
+
+        environment, pythons = self.settings.environment, self._pythons
+        python = next(iter(pythons), "") if asks_torch or deep else ""
+        return detect(
+            environment,
+            find=lambda: find_devices(
+                environment, ask=self._asker, python=python, wants_torch=deep, torch_limit_s=ASKING_S
+            ),
+            ask=self._asker,
+            folder=self.settings.folder,
+            pythons=pythons,
+            recipes=self.recipes[0],
+            deep=deep,
+        )
+
+    @cached_property
+    def recipes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The names of all recipes, and what is wrong with cookbooks: not to know them stops no snapshot."""
+        from stoker.model.errors import StokerError
+
+        try:
+            return tuple(entry.name for entry in self.catalogue.entries()), tuple(self.catalogue.troubles)
+        except StokerError as error:
+            return (), (str(error),)
+
+    @cached_property
+    def survey(self) -> Survey:
+        """What Stoker needs of this machine beside its hardware."""
+        from stoker.hardware.survey import survey
+        from stoker.store.materialise import reflink
+
+        settings = self.settings
+        places = {"store": settings.store, "runs": settings.runs, "scratch": settings.scratch}
+        return survey(
+            {**places, "Hugging Face cache": self.hub_settings("").cache},
+            contain=lambda: self.containment,
+            reflink=reflink,
+            ports=(COORDINATOR_PORT,),
+        )
+
+    def smoke(self, capability: Capability) -> tuple[Smoked, ...]:
+        """Compute something small on the CPU and on each device of a snapshot."""
+        from stoker.hardware.smoke import smoke
+
+        return smoke(capability, self._asker)
+
+    @cached_property
+    def _asker(self) -> Asker:
+        from stoker.hardware.probes.asking import ProcessAsker
+
+        return ProcessAsker(self.settings.environment)
+
+    @cached_property
+    def _pythons(self) -> tuple[str, ...]:
+        """The interpreters of this machine that matter: the one that programs get here, and our own."""
+        from stoker.host.interpreter import find_python
+
+        settings = self.settings
+        found = find_python("", folder=settings.folder, environment=settings.environment, own_prefix=sys.prefix)
+        return tuple(dict.fromkeys(path for path in (found.path, sys.executable) if path))
 
     def contain_by(self, mechanism: str) -> None:
         """Use exactly this mechanism; call it before anything runs."""
@@ -250,7 +389,7 @@ class Assembly:
         self.__dict__["containment"] = choose(mechanism, environment=self.settings.environment)
 
     @cached_property
-    def containment(self) -> Containment:
+    def containment(self) -> Chosen:
         """How this machine keeps a program's memory within bounds."""
         from stoker.host.containment.choice import choose
 
@@ -266,7 +405,7 @@ class Assembly:
             environment=self.settings.environment,
             own_prefix=sys.prefix,
             trainer_folder=os.path.join(os.path.dirname(__file__), "trainer"),
-            has_gpus=bool(self.capacity.gpus),
+            has_gpus=bool(self.devices),
         )
         return ProgramRunner(around, lambda: self.containment, self.clock)
 

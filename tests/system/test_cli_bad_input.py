@@ -33,6 +33,8 @@ from tests.unit.host.real_mounts import small_disk
         (["run", "toy/sum"], 28, "value: is required", "recipes show toy/sum"),
         (["run", "toy/copy", "file=/not/there"], 16, "/not/there: no such file or folder", ""),
         (["run", "missing.json"], 16, "missing.json", ""),
+        (["run", "jobs.toml"], 27, "jobs.toml is no recipe and no plan", "stoker cluster place jobs.toml"),
+        (["machines", "memory", "--wait", "6"], 2, "--wait: '6' has no unit; write 6GiB", ""),
         (["run", "toy/sum", "value=3", "--name", "a/b"], 2, "'a/b' can't be a job's name", "letters, digits"),
         (["run", "toy/sum", "value=3", "lonely"], 2, "'lonely' is not key=value", "an argument is one word"),
         (["run", "toy/sum", "value=3", "lone", "ly"], 2, "'lone', 'ly' are not key=value", "an argument is one word"),

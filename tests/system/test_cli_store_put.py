@@ -84,6 +84,9 @@ def test_a_file_that_was_put_comes_back_as_that_file_in_a_folder(shell: Shell, d
         (("jobs", "delete", "gbt"), "did you mean `stoker jobs rm gbt`?"),
         (("jobs", "gbt"), "stoker jobs show gbt"),
         (("put", "data"), "did you mean `stoker store put`?"),
+        (("machines", "list"), "did you mean `stoker machines`?"),
+        (("cluster", "list"), "did you mean `stoker cluster show`?"),
+        (("gpus",), "did you mean `stoker machines memory`?"),
     ],
 )
 def test_words_that_people_try_first_lead_to_the_right_ones(shell: Shell, words: tuple[str, ...], hint: str) -> None:

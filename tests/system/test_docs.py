@@ -142,6 +142,6 @@ def _read(words: list[str]) -> None:
     assert command is not None, f"there is no command: stoker {' '.join(words)}"
     given = import_module(command.module).GRAMMAR.parse(rest)
     values = given.get("values", [])
-    if given.get("program") is not None and given["target"]:
+    if given.get("program") is not None and given.get("target"):
         values = [given["target"], *values]
     parse_overrides(values)

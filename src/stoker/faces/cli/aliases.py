@@ -11,6 +11,7 @@ ALIASES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("log",), ("logs",)),
     (("cache",), ("store",)),
     (("clean-cache",), ("store", "prune", "--everywhere")),
+    (("ledger",), ("machines", "memory")),
     (("plan", "inspect"), ("run", "--dry-run")),
 )
 

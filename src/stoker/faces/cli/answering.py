@@ -13,6 +13,7 @@ from stoker.faces.cli.call import Call
 from stoker.faces.cli.commands import COMMANDS, Command, find_command
 from stoker.faces.cli.failing import report
 from stoker.faces.cli.flags import Flags
+from stoker.faces.cli.interrupting import ended_on_request
 from stoker.faces.cli.output import Output
 from stoker.model.errors import Usage
 
@@ -27,7 +28,8 @@ def answer(words: list[str], flags: Flags, build: Callable[[], Parts]) -> int:
     call = Call(flags, out, build)
     try:
         try:
-            return _perform(call, words)
+            with ended_on_request():
+                return _perform(call, words)
         finally:
             call.close()
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - here every error becomes a line and a code

@@ -75,4 +75,5 @@ class Call:
             entropy=parts.entropy(),
             environment=parts.settings.environment,
             capacity=parts.capacity,
+            count_gpus=lambda: len(parts.devices),
         )

@@ -1,15 +1,21 @@
-"""`stoker check`: are these files still what they were when they were fetched? Needs no network."""
+"""`stoker check`: are these files what they should be? Needs no network.
+
+Downloaded files are held against their receipts; cluster files and manifests are read to their last fault.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from stoker.config.config_file import SUFFIXES
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.grammar import Grammar, Option, Positional
 from stoker.faces.cli.output import Output
 from stoker.faces.view.signs import ASCII, UNICODE
+from stoker.host.durable import translated
 from stoker.model.errors import NotVerified, Usage
 from stoker.model.printable import outside
 from stoker.model.units import format_size
@@ -17,6 +23,9 @@ from stoker.store.download.checking import Finding, check_file, check_listed, ch
 from stoker.store.download.lock_list import SUFFIX, LockedFile, is_lock_list, leaf_of, read_lock_list
 from stoker.store.download.receipt import MARK
 from stoker.store.hub.cache import HubCache
+
+if TYPE_CHECKING:
+    from stoker.faces.cli.declared_files import Declared
 
 LOCK_FOLDER = "models"
 """Where the files of a lock list lie unless told otherwise."""
@@ -27,14 +36,21 @@ GRAMMAR = Grammar(
     about=(
         "Verify files offline, reading every byte: a downloaded file against the receipt that its download left (found "
         "by its path, else by its digest), a receipt against its own checksum and the file it speaks of, a lock list "
-        "against everything on disk. Exit code 15 if anything differs."
+        "against everything on disk. Exit code 15 if anything differs. Of a cluster file (it has `nodes`) and of a "
+        "manifest (`jobs`, `hosts`), in YAML or TOML, every fault is told with its line, a recipe that is not "
+        "installed here among them; exit codes 23 and 24."
     ),
-    positionals=(Positional("FILE", help="downloaded files, receipts, lock lists", key="files", is_many=True),),
+    positionals=(
+        Positional(
+            "FILE", help="downloaded files, receipts, lock lists, cluster files, manifests", key="files", is_many=True
+        ),
+    ),
     options=(Option("--out", value="DIR", help=f"where a lock list's files lie; `{LOCK_FOLDER}` unless told"),),
     examples=(
         "stoker check models/org-repo/model.gguf",
         "stoker check models.lock.json --json",
         "stoker check model.gguf config.json models.lock.json",
+        "stoker check cluster.yaml jobs.toml",
     ),
 )
 
@@ -44,10 +60,23 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     if not given["files"]:
         raise Usage("what is to be checked?", hint="stoker check FILE …, for example stoker check model.gguf")
     typed = {call.path(name): name for name in given["files"]}
-    paths = [call.path(name) for name in given["files"]]
-    is_alone = len(paths) == 1 and not _is_list(call, paths[0])
-    findings = (finding for path in paths for finding in _findings(call, path, given["out"]))
-    return tell(call, findings, typed=typed, is_alone=is_alone)
+    ours = _declared(call, typed)
+    paths = [path for path in typed if path not in {one.path for one in ours}]
+    is_alone = len(typed) == 1
+    if paths:
+        findings = (finding for path in paths for finding in _findings(call, path, given["out"]))
+        is_alone = is_alone and not _is_list(call, paths[0])
+        try:
+            tell(call, findings, typed=typed, is_alone=is_alone)
+        except NotVerified as error:
+            if not any(one.error for one in ours):
+                raise
+            call.out.complain(f"stoker: {error}")
+    if ours:
+        from stoker.faces.cli.declared_files import tell_declared
+
+        tell_declared(call, ours, is_alone=is_alone)
+    return 0
 
 
 def tell(
@@ -82,6 +111,8 @@ def tell(
 def _hint(bad: list[Finding]) -> str:
     if all(one.is_known for one in bad):
         return "stoker fetch brings the right bytes"
+    if len(bad) == 1 and bad[0].path.endswith(SUFFIXES):
+        return "if it is meant as a cluster file, it needs `nodes`; as a manifest, `jobs`"
     if len(bad) == 1:
         return f"its sha256 is {bad[0].sha256}: compare it with what its author says, or fetch it"
     return "what Stoker did not fetch can't be checked: compare its sha256 with what its author says"
@@ -118,6 +149,20 @@ def check_list(call: Call, path: str, out: str | None) -> Iterator[Finding]:
     return check_listed(read_lock_list(path), places=places, receipts=parts.receipts)
 
 
+def _declared(call: Call, typed: Mapping[str, str]) -> list[Declared]:
+    """Read those files that are cluster files or manifests. One that was fetched is not, whatever is in it."""
+    may_be = {path: name for path, name in typed.items() if path.endswith(SUFFIXES)}
+    may_be = {path: name for path, name in may_be.items() if not call.parts.receipts.has_any(path)}
+    if not may_be:
+        return []
+    from stoker.config.recognising import read_declared
+    from stoker.faces.cli.declared_files import Declared, known_here
+
+    read = partial(read_declared, known=lambda: known_here(call))
+    looked_at = [Declared.of(name, path, read) for path, name in may_be.items()]
+    return [one for one in looked_at if one.is_ours]
+
+
 def _findings(call: Call, path: str, out: str | None) -> Iterable[Finding]:
     if _is_list(call, path):
         return check_list(call, path, out)
@@ -134,7 +179,7 @@ def _is_list(call: Call, path: str) -> bool:
 def _head(path: str) -> bytes:
     if not os.path.isfile(path):
         return b""
-    with open(path, "rb") as file:
+    with translated(path), open(path, "rb") as file:
         return file.read(_HEAD_BYTES)
 
 

@@ -23,7 +23,7 @@ class Command:
         return " ".join(self.path)
 
 
-GROUPS = ("work", "watch", "things")
+GROUPS = ("work", "watch", "machines", "things", "prove")
 
 COMMANDS = (
     Command("run", "work", "run a recipe or a plan here, now", "run"),
@@ -38,12 +38,33 @@ COMMANDS = (
     Command("logs", "watch", "what a job's stages printed", "logs"),
     Command("cancel", "watch", "stop a running job and confirm that it stopped", "cancel"),
     Command("explain", "watch", "why each stage ran or did not, field by field", "explain"),
+    Command("doctor", "machines", "everything that matters about this machine, with hints", "machines.doctor"),
+    Command("preflight", "machines", "what this installation can use, and what is there", "machines.preflight"),
+    Command(
+        "gpu-preflight",
+        "machines",
+        "which accelerators work here; --require fails without one",
+        "machines.gpu_preflight",
+    ),
+    Command("machines", "machines", "the machines that Stoker knows", "machines.listing"),
+    Command("machines show", "machines", "one machine's capability, with where each fact came from", "machines.show"),
+    Command(
+        "machines memory", "machines", "who holds how much of which GPU; --wait queues for room", "machines.memory"
+    ),
+    Command("machines export", "machines", "write a cluster file for this machine", "machines.export"),
+    Command(
+        "machines estimate", "machines", "how much GPU memory a training will take, term by term", "machines.estimate"
+    ),
+    Command("cluster", "machines", "the machines of a cluster file", "machines.cluster_show"),
+    Command("cluster show", "machines", "the machines of a cluster file", "machines.cluster_show"),
+    Command("cluster check", "machines", "every fault of a cluster file, with its line", "machines.cluster_check"),
+    Command("cluster place", "machines", "where jobs would go, and why not elsewhere", "machines.cluster_place"),
     Command("recipes", "things", "list what can be run", "recipes"),
     Command("recipes show", "things", "a recipe's arguments, and a line to start from", "recipes_show"),
     Command("recipes swaps", "things", "recipes that could stand in for one", "recipes_swaps"),
     Command("config", "things", "a configuration, and where each of its values came from", "config_show"),
     Command("config show", "things", "a configuration, and where each of its values came from", "config_show"),
-    Command("check", "things", "verify downloaded files, receipts and lock lists, offline", "check"),
+    Command("check", "things", "verify downloads, receipts, lock lists, cluster files and manifests, offline", "check"),
     Command("store", "things", "how much is kept: results, what was put, the rest", "store.du"),
     Command("store du", "things", "how much is kept: results, what was put, the rest", "store.du"),
     Command("store put", "things", "take a file or a folder into the store, under a name", "store.put"),
@@ -53,6 +74,13 @@ COMMANDS = (
     Command("store pins", "things", "list the pins", "store.pins"),
     Command("store adopt", "things", "let an old result stand for changed code", "store.adopt"),
     Command("store prune", "things", "free space: least recently used first", "store.prune"),
+    Command("admin", "prove", "what operators need", "admin.listing"),
+    Command(
+        "admin simulate",
+        "prove",
+        "place a million jobs on thousands of machines, on a clock of its own",
+        "admin.simulate",
+    ),
 )
 
 EVERYWHERE = (

@@ -10,9 +10,10 @@ import os
 import sys
 from collections.abc import Callable
 
+from stoker.faces.cli.interrupting import AskedToEnd
 from stoker.faces.cli.output import Output
 from stoker.host.durable import translate
-from stoker.model.errors import Bug, Cancelled, Faults, StokerError
+from stoker.model.errors import Bug, Cancelled, Faults, StokerError, Terminated
 from stoker.model.printable import outside
 
 
@@ -27,8 +28,10 @@ def report(
     """Tell people and programs of an error; give the exit code. A stream of events has told programs already."""
     if isinstance(error, BrokenPipeError):
         return 0
-    if isinstance(error, KeyboardInterrupt):
-        known: StokerError = Cancelled("interrupted")
+    if isinstance(error, AskedToEnd):
+        known: StokerError = Terminated(str(error))
+    elif isinstance(error, KeyboardInterrupt):
+        known = Cancelled("interrupted")
     elif isinstance(error, StokerError):
         known = error
     elif isinstance(error, OSError) and error.filename is not None:

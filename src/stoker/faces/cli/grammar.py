@@ -12,10 +12,12 @@ from stoker.faces.cli.commands import EVERYWHERE, verbs_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
 
 _WIDTH = 100
+_FEWEST_BYTES = 2**20
+"""Of device memory nobody asks for less."""
 
 
 class Option:
@@ -44,18 +46,26 @@ class Option:
 
 
 class Positional:
-    """A word by its place; the last one of a command may be many."""
+    """A word by its place; the last one of a command may be many, and help lists the `keys` of its key=value."""
 
-    __slots__ = ("help", "is_many", "is_required", "key", "label")
+    __slots__ = ("help", "is_many", "is_required", "key", "keys", "label")
 
     def __init__(
-        self, label: str, *, help: str, key: str = "", is_required: bool = True, is_many: bool = False
+        self,
+        label: str,
+        *,
+        help: str,
+        key: str = "",
+        is_required: bool = True,
+        is_many: bool = False,
+        keys: Mapping[str, str] | None = None,
     ) -> None:
         self.label = label
         self.help = help
         self.key = key or label.lower()
         self.is_required = is_required
         self.is_many = is_many
+        self.keys = keys or {}
 
 
 class Grammar:
@@ -99,6 +109,7 @@ class Grammar:
         lines = [f"usage: {self.usage()}", "", *_wrap(self.about, "")]
         sections = [
             ("", rows),
+            ("keys", [row for positional in self.positionals for row in positional.keys.items()]),
             ("options", [(option.label, option.help) for option in self.options]),
             ("verbs", [(verb.words, verb.summary) for verb in verbs_of(self.words)]),
             ("everywhere", list(EVERYWHERE)),
@@ -137,6 +148,15 @@ def size(text: str) -> int:
     from stoker.model.units import parse_size
 
     return parse_size(text)
+
+
+def size_with_unit(text: str) -> int:
+    """Read a size such as `6GiB`. A bare number may be bytes, as programs count them, but nobody means six of them."""
+    size_bytes = size(text)
+    if size_bytes < _FEWEST_BYTES and text.strip().replace(".", "", 1).isdecimal():
+        message = f"{text!r} has no unit; write {text.strip()}GiB if GiB are meant"
+        raise ValueError(message)
+    return size_bytes
 
 
 class _Reading:

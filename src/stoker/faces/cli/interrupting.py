@@ -1,4 +1,6 @@
-"""Signals while work goes on here: the first asks it to stop and waits for its clean-up, a second Ctrl-C ends it now.
+"""Signals: any command may be asked to end, and cleans up first (`ended_on_request`); the rest is about work here.
+
+The first asks the work to stop and waits for its clean-up, a second Ctrl-C ends it now.
 
     Ctrl-C                 ask the work to stop, clean up, 130
     Ctrl-C once more       kill our children, clean up what can be cleaned up at once, 130
@@ -12,8 +14,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -30,6 +33,32 @@ def say_aside(text: str) -> None:
         os.write(2, f"{text}\n".encode())
     except OSError:
         return
+
+
+class AskedToEnd(KeyboardInterrupt):
+    """TERM or HUP, raised where the code stands, as Ctrl-C is."""
+
+
+@contextmanager
+def ended_on_request() -> Iterator[None]:
+    """Let a request to end be raised within the block, so that nothing that was started is left behind. Once only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ours = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        for one in ours:
+            signal.signal(one, signal.SIG_DFL)
+        raise AskedToEnd("the terminal went away" if number == signal.SIGHUP else "it was asked to end")
+
+    for number in ours:
+        signal.signal(number, on_signal)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 class Interruptions:

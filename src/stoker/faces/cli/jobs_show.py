@@ -8,10 +8,9 @@ from stoker.faces.cli.call import Call
 from stoker.faces.cli.grammar import Grammar, Positional
 from stoker.faces.cli.job_facts import job_facts, job_story, trial_ends
 from stoker.faces.view.arguments import flat, value_text
-from stoker.faces.view.stages import metrics_text, number, step_text
+from stoker.faces.view.stages import memory_text, metrics_text, number, step_text
 from stoker.faces.view.tables import table
 from stoker.faces.view.times import ago, span
-from stoker.model.units import format_size
 from stoker.worker.masking import masked_args
 from stoker.worker.program_order import is_found
 from stoker.worker.reordering import trials_of_job
@@ -68,7 +67,7 @@ def perform(call: Call, given: dict[str, Any]) -> int:
 
 
 def _trial_row(end: TrialEnd) -> list[str]:
-    memory = format_size(end.peak_bytes) if end.peak_bytes else ""
+    memory = memory_text(end.peak_bytes, end.peak_gpu_bytes)
     state = "kept" if end.is_kept else end.state
     told = [end.message, *(f"{name} {number(value)}" for name, value in list(end.metrics.items())[:_METRICS_SHOWN])]
     return [str(end.trial.number), end.trial.label, state, span(end.seconds), memory, "  ".join(filter(None, told))]
@@ -84,12 +83,13 @@ def _trial_as_json(end: TrialEnd) -> dict[str, Any]:
         "seconds": end.seconds,
         "metrics": dict(end.metrics),
         "peak_bytes": end.peak_bytes,
+        "peak_gpu_bytes": end.peak_gpu_bytes,
         "cause": end.cause,
         "message": end.message,
     }
 
 
 def _row(node: NodeStory) -> list[str]:
-    memory = format_size(node.peak_rss_bytes) if node.peak_rss_bytes else ""
+    memory = memory_text(node.peak_rss_bytes, node.peak_gpu_bytes)
     told = [node.message, step_text(node) if node.ending == "running" else "", metrics_text(node)]
     return [node.node, node.ending, span(node.seconds), memory, "  ".join(text for text in told if text)]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Sequence
 
 from stoker.faces.cli.parts import Parts
 from stoker.hardware.admission import Admitted, Memory, admit, memory_here
 from stoker.host.interpreter import find_python
+from stoker.model.devices import Device
 from stoker.model.resources import Capacity, Needs
 from stoker.model.units import format_size
-from stoker.plan.executor import RunOptions
+from stoker.plan.run_options import RunOptions
 from stoker.worker.ordering import Order
 from stoker.worker.trials import is_sweep
 
@@ -20,22 +22,25 @@ def machine_line(parts: Parts, order: Order, options: RunOptions) -> str:
     """Say what there is, how it is bounded, whose Python runs, and how many trials go at once."""
     needs = order.plan.node(order.plan.final).needs
     told = [
-        *_devices(parts.capacity),
-        *_memory(memory_here(), needs, str(parts.containment.mechanism)),
+        *_devices(parts.devices, needs),
+        ", ".join([_cores(parts.capacity), *_memory(memory_here(), needs, str(parts.containment.mechanism))]),
+        f"python = {_python(parts, order)}",
     ]
-    line = f"{platform.node().partition('.')[0]}: {', '.join(told)}; python = {_python(parts, order)}"
+    line = f"{platform.node().partition('.')[0]}: {'; '.join(told)}"
     count = len(order.trials)
     if not is_sweep(order.trials):
         return line
     trials = "1 trial" if count == 1 else f"{count:,} trials"
-    return f"{line}. {trials}, {_pace(at_once(needs, parts.capacity, options.max_in_flight))}"
+    pace = _pace(at_once(needs, parts.capacity, parts.devices, options.max_in_flight))
+    return f"{line}. {trials}, {pace}{_part(needs)}"
 
 
-def at_once(needs: Needs, capacity: Capacity, most: int) -> int:
-    """Say how many programs with these needs run side by side here."""
+def at_once(needs: Needs, capacity: Capacity, devices: Sequence[Device], most: int) -> int:
+    """Say how many programs with these needs run side by side here, if nobody else uses the devices."""
     room = [most, capacity.cpu // needs.cpu if needs.cpu else most]
     if needs.gpu:
-        room.append(len(capacity.gpus) // needs.gpu)
+        places = [(device.usable_bytes or 0) // needs.vram_bytes if needs.shares else 1 for device in devices]
+        room.append(sum(places) // needs.gpu)
     if needs.memory_bytes:
         room.append(capacity.memory_bytes // needs.memory_bytes)
     return max(1, min(room))
@@ -45,11 +50,27 @@ def _pace(count: int) -> str:
     return "one at a time" if count == 1 else f"{count} at a time"
 
 
-def _devices(capacity: Capacity) -> list[str]:
-    told = [f"{capacity.cpu} cores" if capacity.cpu > 1 else "1 core"]
-    if capacity.gpus:
-        told.append(f"{len(capacity.gpus)} GPU{'s' if len(capacity.gpus) > 1 else ''}")
-    return told
+def _part(needs: Needs) -> str:
+    """Say how much of its devices each has."""
+    if not needs.gpu:
+        return ""
+    if needs.shares:
+        return f", each has {format_size(needs.vram_bytes)} of a card"
+    return ", each has the whole card" if needs.gpu == 1 else f", each has {needs.gpu} whole cards"
+
+
+def _cores(capacity: Capacity) -> str:
+    return f"{capacity.cpu} cores" if capacity.cpu > 1 else "1 core"
+
+
+def _devices(devices: Sequence[Device], needs: Needs) -> list[str]:
+    if not devices:
+        return []
+    if not needs.gpu:
+        return [f"{len(devices)} GPU{'s' if len(devices) > 1 else ''}, not used"]
+    from stoker.faces.view.devices import devices_text
+
+    return [devices_text(devices)]
 
 
 def _memory(memory: Memory, needs: Needs, mechanism: str) -> list[str]:

@@ -30,11 +30,33 @@ _INSTEAD = {
         "list": "stoker recipes",
         "run": "stoker run NAME",
     },
+    "machines": {
+        "ls": "stoker machines",
+        "list": "stoker machines",
+        "gpus": "stoker machines show",
+        "devices": "stoker machines show",
+        "check": "stoker doctor",
+        "wait": "stoker machines memory --wait 6GiB -- PROGRAM",
+        "queue": "stoker machines memory",
+        "status": "stoker machines memory",
+    },
+    "cluster": {
+        "ls": "stoker cluster show",
+        "list": "stoker cluster show",
+        "explain": "stoker cluster place FILE --explain",
+        "export": "stoker machines export",
+    },
 }
 
 
 _COMMANDS = {"download": "fetch", "pull": "fetch", "wget": "fetch", "clone": "fetch", "verify": "check"}
-_NOTHING_BEHIND = {"download-model": "stoker download-model --id NAME"}
+_COMMANDS |= {"gpu": "machines memory", "gpus": "machines memory", "nvidia-smi": "machines memory"}
+_COMMANDS |= {"nodes": "machines", "hosts": "machines", "vram": "machines estimate"}
+_NOTHING_BEHIND = {
+    "download-model": "stoker download-model --id NAME",
+    "cluster place": "stoker cluster place FILE --cluster NAME",
+    "machines memory": "stoker machines memory --wait 6GiB -- NAME …",
+}
 
 
 def instead_of(word: str) -> str:

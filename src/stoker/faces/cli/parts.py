@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from stoker.host.containment.box import Containment
 from stoker.host.http.exchange import Transport
+from stoker.model.capability import Capability
 from stoker.model.clock import Clock
+from stoker.model.devices import Device
 from stoker.model.resources import Capacity
 from stoker.plan.cache import Cache
 from stoker.plan.catalogue import Catalogue
@@ -18,6 +20,11 @@ from stoker.store.local import LocalStore
 from stoker.store.memo import Memo
 from stoker.store.objects.seam import ObjectStore
 from stoker.worker.execution import Tools
+
+if TYPE_CHECKING:
+    from stoker.hardware.ledger.ledger import Ledger
+    from stoker.hardware.smoke import Smoked
+    from stoker.hardware.survey import Survey
 
 
 class Settings(Protocol):
@@ -75,6 +82,32 @@ class Parts(Protocol):
     def tools(self) -> Tools: ...
     @property
     def capacity(self) -> Capacity: ...
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Those that programs started from here may use. Finding them may take a moment, where there are any."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """Who holds how much of which device, on the whole machine."""
+
+    @property
+    def capability(self) -> Capability:
+        """What this machine has, found out once."""
+
+    def detect(self, *, asks_torch: bool = False, deep: bool = False) -> Capability:
+        """Find out what this machine has; torch is asked where something speaks for a device, deep: in any case."""
+
+    @property
+    def recipes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The names of all recipes, and what is wrong with cookbooks."""
+
+    @property
+    def survey(self) -> Survey:
+        """What Stoker needs of this machine beside its hardware."""
+
+    def smoke(self, capability: Capability) -> tuple[Smoked, ...]:
+        """Compute something small on the CPU and on each device of a snapshot."""
+
     @property
     def containment(self) -> Containment: ...
 

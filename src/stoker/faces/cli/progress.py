@@ -14,7 +14,7 @@ from typing import Any
 from stoker.faces.cli.output import Output
 from stoker.faces.cli.screens import Screen
 from stoker.faces.view.signs import ASCII, UNICODE
-from stoker.faces.view.stages import Pace, finished_text, running_text, sign_of
+from stoker.faces.view.stages import Pace, finished_text, running_text, sign_of, waiting_text
 from stoker.faces.view.times import span
 from stoker.faces.view.trials import Titles, trial_text
 from stoker.model.events import Event, Kinds
@@ -63,11 +63,17 @@ class Progress:
             self._screen.lasting(line)
 
     def running(self, now_s: float, at_least_s: float) -> list[str]:
-        """Give a line for each stage that has been running for a while."""
+        """Give a line for each stage that has been running, or waiting for devices, for a while."""
         with self._lock:
-            return [
+            nodes = self._story.nodes.values()
+            waiting = [
+                waiting_text(node, self._width, now_s)
+                for node in nodes
+                if node.ending == "waiting" and now_s - (node.waits_since_s or now_s) >= max(at_least_s, 0.1)
+            ]
+            return waiting + [
                 running_text(node, self._width, now_s, self._paces.get(node.node))
-                for node in self._story.nodes.values()
+                for node in nodes
                 if node.ending == "running" and node.instances is None and now_s - (node.began_s or now_s) >= at_least_s
             ]
 
@@ -112,7 +118,8 @@ class Progress:
             pause = span(float(fields.get("delay_s", 0.0)))
             yield f"{self._signs.again} {node.node:<{self._width}}  {node.message}; again in {pause}"
         elif kind == Kinds.STAGE_WAITING:
-            yield f"{self._signs.again} {node.node:<{self._width}}  waits: {fields.get('why', '')}"
+            why = f"{'' if node.waits_for else 'waits: '}{fields.get('why', '')}"
+            yield f"{self._signs.again} {node.title or node.node:<{self._width}}  {why}"
         elif kind == Kinds.STAGE_REWIND:
             text = f"runs again: its bytes are gone and {fields.get('wanted_by')} reads them"
             yield f"{self._signs.again} {node.node:<{self._width}}  {text}"

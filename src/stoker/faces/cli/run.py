@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from stoker.config.config_file import SUFFIXES
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.grammar import Grammar, Option, Positional, duration, whole
 from stoker.faces.cli.job_facts import job_story
 from stoker.faces.cli.running import run_order
 from stoker.faces.cli.wanting import read_wanted
-from stoker.model.errors import Refused, TooManyTrials, Usage
+from stoker.model.errors import Refused, TooManyTrials, UnknownRecipe, Usage
 from stoker.model.lifecycle import JobState
 from stoker.model.suggest import did_you_mean
-from stoker.plan.executor import MAX_IN_FLIGHT
 from stoker.plan.graph import Plan
+from stoker.plan.run_options import MAX_IN_FLIGHT
 from stoker.worker.continuing import Continuation, go_on, go_on_after
 from stoker.worker.ordering import Desk, Draft, Order
 from stoker.worker.reordering import reorder, trials_of_job
@@ -40,7 +41,8 @@ GRAMMAR = Grammar(
             "key=value",
             key="values",
             help="settings: a.b=v changes, +a=v adds, ++a=v either, '~a' deletes, group=option; lr=1e-3,1e-4 or "
-            "lr=log:1e-4:1e-1:4, n=range:1:10:2, x=lin:0:1:5 sweeps",
+            "lr=log:1e-4:1e-1:4, n=range:1:10:2, x=lin:0:1:5 sweeps. What a program gets: gpus=2, vram=6G, shares=true "
+            "(a card beside others), cpus=4, memory=8G, python=PATH, inputs=DIR, outputs=DIR",
             is_many=True,
             is_required=False,
         ),
@@ -85,6 +87,7 @@ GRAMMAR = Grammar(
         "stoker run tabular/gbt data=iris model.depth=3,5,7 lr=log:1e-2:1:3",
         "stoker run lr=1e-2,1e-3 -- python train.py --lr {lr}",
         "stoker run outputs=runs/ memory=8G -- ./train.sh",
+        "stoker run vram=6G shares=true -- python train.py",
         "stoker run --failed last",
         "stoker run tabular/compare --json | tail -n 1",
     ),
@@ -120,6 +123,12 @@ def _order(call: Call, desk: Desk, given: dict[str, Any]) -> Order:
     wanted = read_wanted(given)
     if wanted.target.endswith(".json") and not wanted.program:
         return desk.order_plan_file(wanted)
+    if wanted.target.endswith(SUFFIXES) and not wanted.program:
+        raise UnknownRecipe(
+            f"{wanted.target} is no recipe and no plan",
+            hint=f"settings of a recipe or a program: --config {wanted.target}; of a manifest, `stoker cluster place "
+            f"{wanted.target}` says where its jobs would go",
+        )
     draft = desk.draft(wanted)
     _check_size(call, draft, given)
     return desk.order_draft(draft)

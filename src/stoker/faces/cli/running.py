@@ -16,7 +16,7 @@ from stoker.faces.view.trials import titles_of
 from stoker.model.errors import Cancelled, NoPermission
 from stoker.model.events import Event, event_line
 from stoker.model.frozen import changed
-from stoker.plan.executor import MAX_IN_FLIGHT, RunOptions
+from stoker.plan.run_options import MAX_IN_FLIGHT, RunOptions
 from stoker.worker.continuing import Continuation
 from stoker.worker.execution import Execution, JobResult, abandon
 from stoker.worker.ordering import Order

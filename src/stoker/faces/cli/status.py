@@ -8,7 +8,7 @@ from typing import Any
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.grammar import Grammar
 from stoker.faces.cli.job_facts import job_story, job_table, newest_jobs
-from stoker.faces.view.stages import running_text
+from stoker.faces.view.stages import running_text, waiting_text
 from stoker.faces.view.times import ago
 from stoker.model.units import format_size
 from stoker.worker.job_folder import JobFolder
@@ -34,7 +34,11 @@ def perform(call: Call, _given: dict[str, Any]) -> int:
     recent = [job for job in jobs if job["state"] != "running"][:_LISTED]
     for job in running:
         nodes = list(job_story(JobFolder(os.path.join(parts.settings.runs, job["attempt"]))).nodes.values())
-        at_work = [node for node in nodes if node.ending == "running" and node.instances is None]
+        at_work = [
+            node
+            for node in nodes
+            if (node.ending == "running" and node.instances is None) or (node.ending == "waiting" and node.waits_for)
+        ]
         job["stages"] = [node.to_json() for node in at_work]
         _show_running(call, job, nodes, at_work, now_s)
     size_bytes, is_all = _kept_bytes(call)
@@ -55,12 +59,14 @@ def _show_running(
     call: Call, job: dict[str, Any], nodes: list[NodeStory], at_work: list[NodeStory], now_s: float
 ) -> None:
     done = sum(1 for node in nodes if node.ending in ("hit", "ran"))
+    does = "waits" if at_work and all(node.waits_for for node in at_work) else "runs"
     call.out.line(
-        f"{call.out.paint(job['name'], 'bold')} runs, started {ago(job['started_s'], now_s)}, {done} stages done"
+        f"{call.out.paint(job['name'], 'bold')} {does}, started {ago(job['started_s'], now_s)}, {done} stages done"
     )
     width = max((len(node.node) for node in at_work), default=0)
     for node in at_work:
-        call.out.line(f"  {running_text(node, width, now_s)}")
+        text = waiting_text if node.waits_for else running_text
+        call.out.line(f"  {text(node, width, now_s)}")
 
 
 def _kept_bytes(call: Call) -> tuple[int, bool]:

@@ -14,10 +14,11 @@ from stoker.faces.view.tables import table
 from stoker.faces.view.times import span
 from stoker.model.printable import one_line
 from stoker.model.units import format_size
-from stoker.worker.comparison import Comparison, TrialRow
+from stoker.worker.comparison import COSTS, Comparison, TrialRow
 
 METRICS_SHOWN = 5
 """How many metrics a table on a screen has; a file has them all."""
+COST_HEADS = ("time", "memory", "GPU memory")
 _LONGEST_VALUE = 24
 _LONGEST_MESSAGE = 160
 
@@ -50,10 +51,10 @@ def best_line(comparison: Comparison) -> str:
 def trial_table(comparison: Comparison, *, rows: int, columns: int, signs: Signs) -> list[str]:
     """Lay the best trials out, one a line; failed ones last, with why."""
     metrics = comparison.metrics[:METRICS_SHOWN]
-    header = ["", "trial", *comparison.varying, *metrics, "time", "memory", ""]
+    header = ["", "trial", *comparison.varying, *metrics, *COST_HEADS, ""]
     laid = [_cells(row, comparison.varying, metrics, signs) for row in comparison.rows[:rows]]
     # A column that nobody has anything in only takes room.
-    used = [place for place, name in enumerate(header) if name not in ("memory", "time") or any(r[place] for r in laid)]
+    used = [place for place, name in enumerate(header) if name not in COST_HEADS or any(r[place] for r in laid)]
     return table(
         [[cells[place] for place in used] for cells in laid], header=[header[place] for place in used], columns=columns
     )
@@ -63,11 +64,11 @@ def csv_rows(comparison: Comparison) -> Iterator[list[str]]:
     """Give everything as rows, the header first, numbers in full."""
     params = [f"param.{name}" for name in comparison.varying]
     metrics = [f"metric.{name}" for name in comparison.metrics]
-    yield ["rank", "trial", "label", "state", *params, *metrics, "seconds", "peak_bytes", "message"]
+    yield ["rank", "trial", "label", "state", *params, *metrics, *COSTS, "message"]
     for rank, row in enumerate(comparison.rows, 1):
         values = [value_text(row.params.get(name)) for name in comparison.varying]
         measured = [repr(row.metrics[name]) if name in row.metrics else "" for name in comparison.metrics]
-        cost = ["" if value is None else repr(value) for value in (row.seconds, row.peak_bytes)]
+        cost = ["" if value is None else repr(value) for value in row.costs.values()]
         yield [str(rank), str(row.n), row.label, row.state, *values, *measured, *cost, one_line(row.message)]
 
 
@@ -91,6 +92,6 @@ def _cells(row: TrialRow, varying: Sequence[str], metrics: Sequence[str], signs:
         *(short_value(row.params.get(name)) for name in varying),
         *(number(row.metrics[name]) if name in row.metrics else "" for name in metrics),
         span(row.seconds),
-        format_size(row.peak_bytes) if row.peak_bytes else "",
+        *(format_size(size) if size else "" for size in (row.peak_bytes, row.peak_gpu_bytes)),
         state_text(row),
     ]

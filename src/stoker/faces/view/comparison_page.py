@@ -8,7 +8,7 @@ from html import escape
 
 from stoker.faces.view.arguments import value_text
 from stoker.faces.view.charts import Chart
-from stoker.faces.view.comparison import best_line, headline, measure_line, state_text
+from stoker.faces.view.comparison import COST_HEADS, best_line, headline, measure_line, state_text
 from stoker.faces.view.stages import number
 from stoker.faces.view.svg import to_svg
 from stoker.faces.view.times import span
@@ -93,7 +93,7 @@ def figure(chart: Chart) -> str:
 
 
 def _trials(comparison: Comparison) -> str:
-    names = ["rank", "trial", *comparison.varying, *comparison.metrics, "time", "memory", ""]
+    names = ["rank", "trial", *comparison.varying, *comparison.metrics, *COST_HEADS, ""]
     head = "".join(f'<th><button type="button">{escape(name) or "state"}</button></th>' for name in names)
     lines = []
     for rank, row in enumerate(comparison.rows, 1):
@@ -112,7 +112,7 @@ def _cells(rank: int, row: TrialRow, comparison: Comparison) -> list[_Cell]:
         *(_param(row, name) for name in comparison.varying),
         *(_metric(row, name) for name in comparison.metrics),
         (span(row.seconds), "" if row.seconds is None else repr(row.seconds), False),
-        (format_size(row.peak_bytes) if row.peak_bytes else "", str(row.peak_bytes or ""), False),
+        *((format_size(size) if size else "", str(size or ""), False) for size in (row.peak_bytes, row.peak_gpu_bytes)),
         (state, state, True),
     ]
 

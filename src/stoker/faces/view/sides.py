@@ -12,8 +12,10 @@ from stoker.faces.view.tables import table
 from stoker.faces.view.times import span
 from stoker.model.printable import one_line
 from stoker.model.units import format_size
+from stoker.worker.comparison import COSTS
 from stoker.worker.sides import SECTIONS, Fact, Side
 
+_COST_NAMES = {"seconds": "time", "peak_bytes": "memory", "peak_gpu_bytes": "GPU memory"}
 _LONGEST = 48
 _DIGEST = 64
 
@@ -37,7 +39,7 @@ def side_lines(facts: Sequence[Fact], sides: Sequence[Side], *, columns: int) ->
 def verdict(facts: Sequence[Fact]) -> str:
     """Say in one line whether anything differs, and where."""
     decides = [fact for fact in facts if fact.section != "metrics"]
-    measured = [fact for fact in facts if fact.section == "metrics" and fact.name not in ("seconds", "peak_bytes")]
+    measured = [fact for fact in facts if fact.section == "metrics" and fact.name not in COSTS]
     is_same_outcome = all(fact.is_same for fact in measured)
     differ = [name for name in SECTIONS if any(fact.section == name and not fact.is_same for fact in decides)]
     if differ:
@@ -56,7 +58,7 @@ def fact_text(fact: Fact, value: Any) -> str:
     if fact.section == "metrics":
         if fact.name == "seconds":
             return span(value)
-        return format_size(value) if fact.name == "peak_bytes" else number(value)
+        return format_size(value) if fact.name in COSTS else number(value)
     if fact.section in ("code", "data") and isinstance(value, str):
         return ", ".join(_short_digest(one) for one in value.split(", "))
     return one_line(value_text(value), _LONGEST)
@@ -71,7 +73,7 @@ def change_text(fact: Fact) -> str:
     if difference == 0:
         return "the same"
     percent = f" ({difference / abs(before):+.1%})" if before else ""
-    if fact.name in ("seconds", "peak_bytes"):
+    if fact.name in COSTS:
         return f"{'+' if difference > 0 else '-'}{fact_text(fact, abs(difference))}{percent}"
     return f"{difference:+.4g}{percent}"
 
@@ -86,11 +88,7 @@ def _row(fact: Fact, *, with_change: bool) -> list[str]:
 
 
 def _name(fact: Fact) -> str:
-    return (
-        {"seconds": "time", "peak_bytes": "memory"}.get(fact.name, fact.name)
-        if fact.section == "metrics"
-        else fact.name
-    )
+    return _COST_NAMES.get(fact.name, fact.name) if fact.section == "metrics" else fact.name
 
 
 def _title(section: str, own: Sequence[Fact], shown: Sequence[Fact]) -> str:

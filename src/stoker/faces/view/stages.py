@@ -6,6 +6,7 @@ import math
 
 from stoker.faces.view.signs import Signs
 from stoker.faces.view.times import span
+from stoker.model.units import format_size
 from stoker.worker.story import NodeStory
 
 _METRICS_SHOWN = 3
@@ -25,8 +26,17 @@ def finished_text(node: NodeStory, width: int) -> str:
     word = node.ending
     if node.ending in ("failed", "diverged", "pruned") and node.message:
         word = f"{'left out' if node.ending == 'pruned' else node.ending}: {node.message}"
-    more = metrics_text(node) if node.ending == "ran" else ""
+    told = [metrics_text(node), _peak_on_devices(node)] if node.ending == "ran" else []
+    more = "  ".join(filter(None, told))
     return f"{node.title or node.node:<{width}}  {took:>6}  {word}{f'  {more}' if more else ''}"
+
+
+def memory_text(ram_bytes: int | None, gpu_bytes: int | None) -> str:
+    """Say how much memory work took: the machine's, and its devices' if it had any."""
+    ram = format_size(ram_bytes) if ram_bytes else ""
+    if gpu_bytes:
+        return f"{format_size(gpu_bytes)} GPU{f', {ram} RAM' if ram else ''}"
+    return ram
 
 
 class Pace:
@@ -56,6 +66,12 @@ def running_text(node: NodeStory, width: int, now_s: float, pace: Pace | None = 
         pace_text(node, pace.steps_per_s() if pace else None),
     ]
     return "  ".join(part for part in parts if part)
+
+
+def waiting_text(node: NodeStory, width: int, now_s: float) -> str:
+    """Say how long a stage has been waiting for its devices, and for which."""
+    waited_s = max(0.0, now_s - (node.waits_since_s or now_s))
+    return f"{node.title or node.node:<{width}}  {span(waited_s):>6}  {node.waits_for}"
 
 
 def step_text(node: NodeStory) -> str:
@@ -88,3 +104,7 @@ def number(value: object) -> str:
     if isinstance(value, float) and math.isfinite(value):
         return f"{value:g}"
     return str(value)
+
+
+def _peak_on_devices(node: NodeStory) -> str:
+    return f"peak {memory_text(node.peak_rss_bytes, node.peak_gpu_bytes)}" if node.peak_gpu_bytes else ""

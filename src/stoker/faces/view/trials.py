@@ -6,10 +6,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stoker.faces.view.stages import number
+from stoker.faces.view.stages import memory_text, number
 from stoker.faces.view.times import span
 from stoker.model.frozen import fresh, frozen
-from stoker.model.units import format_size
 from stoker.plan.graph import Plan
 from stoker.worker.trials import Trial, is_sweep, shared_nodes
 
@@ -61,9 +60,8 @@ def trial_text(fields: Mapping[str, Any], titles: Titles, near: str) -> str:
         return f"{label}  {took}  {fields.get('state')}"
     metrics = fields.get("metrics")
     told = [f"{name} {number(value)}" for name, value in list(_shown(metrics).items())[:_METRICS_SHOWN]]
-    peak = fields.get("peak_bytes")
-    if isinstance(peak, int):
-        told.append(f"peak {format_size(peak)}")
+    memory = memory_text(fields.get("peak_bytes"), fields.get("peak_gpu_bytes"))
+    told += [f"peak {memory}"] if memory else []
     if fields.get("is_kept"):
         told.append("kept")
     if fields.get("out"):

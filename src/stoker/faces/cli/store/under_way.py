@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.interrupting import Interruptions, say_aside
@@ -14,6 +15,20 @@ from stoker.model.errors import Cancelled, StokerError
 
 _WORTH_A_RATE_S = 0.5
 _BEGINS_ANEW = "nothing half is left; the same command begins anew"
+
+
+class Watched(Protocol):
+    """Work that says how far it is and can be asked to end."""
+
+    def lines(self, now_s: float, at_least_s: float, /) -> list[str]:
+        """Say how far it is."""
+
+    def stop(self, error: StokerError, /) -> None:
+        """Ask the work to end with this error, as soon as it can."""
+
+    @property
+    def asked(self) -> StokerError:
+        """Why the work ends before its end."""
 
 
 class Amount:
@@ -65,13 +80,20 @@ def under_way(call: Call, what: str, total_bytes: int | None) -> Iterator[Amount
     Whatever the block does when it ends is not disturbed, except by a second Ctrl-C, two seconds after it.
     """
     amount = Amount(what, total_bytes, call.parts.clock.wall_s(), is_unicode=call.out.is_unicode)
+    with watched(call, amount):
+        yield amount
+
+
+@contextmanager
+def watched(call: Call, work: Watched, hint: str = _BEGINS_ANEW) -> Iterator[None]:
+    """The same for any work that ends itself by `KeyboardInterrupt` once it is asked to."""
     screen, mention = _screen(call)
-    screen.begin(amount.lines)
+    screen.begin(work.lines)
     try:
-        with Interruptions(amount.stop, mention, _leave, hint=_BEGINS_ANEW):
-            yield amount
+        with Interruptions(work.stop, mention, _leave, hint=hint):
+            yield
     except KeyboardInterrupt:
-        raise amount.asked from None
+        raise work.asked from None
     finally:
         screen.close()
 

@@ -1,0 +1,26 @@
+"""`stoker admin`: what operators need, one line each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.faces.cli.call import Call
+from stoker.faces.cli.commands import verbs_of
+from stoker.faces.cli.grammar import Grammar
+from stoker.faces.view.tables import table
+
+GRAMMAR = Grammar(
+    "admin",
+    about="List what operators need now and then.",
+    examples=("stoker admin", "stoker admin simulate"),
+)
+
+
+def perform(call: Call, _given: dict[str, Any]) -> int:
+    """List the verbs."""
+    verbs = [(f"stoker {verb.words}", verb.summary) for verb in verbs_of("admin")]
+    for words, summary in verbs:
+        call.out.object({"command": words, "summary": summary})
+    for line in table([list(verb) for verb in verbs], columns=call.out.columns):
+        call.out.line(line)
+    return 0

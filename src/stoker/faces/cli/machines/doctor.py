@@ -1,0 +1,90 @@
+"""`stoker doctor`: everything that matters about this machine in one screen, each line with a verdict and a hint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.faces.cli.call import Call
+from stoker.faces.cli.grammar import Grammar, Option
+from stoker.faces.view.checks import check_lines, summary
+from stoker.faces.view.signs import ASCII, UNICODE
+from stoker.hardware.checkup import Check, check_machine, check_recipes, check_surroundings
+from stoker.hardware.device_checkup import check_devices, check_required, check_torch
+from stoker.hardware.requiring import WORDS, faked_by, missing, read_words
+from stoker.hardware.smoke import check_smoke
+from stoker.model.capability import Capability
+
+_FORMAT = 1
+
+GRAMMAR = Grammar(
+    "doctor",
+    about=(
+        "Look at this machine and say what matters: processors, memory, disks, each accelerator with three separate "
+        "answers (installed, visible to programs, usable), torch, containment, clock, ports. ✓ is well, ! is worth "
+        "knowing, ✗ stops work; a hint says what to do. Nothing is changed. Exit code 1 only if something that "
+        "--require names is not there, or if --smoke computes wrongly."
+    ),
+    options=(
+        Option(
+            "--require",
+            value="WORDS",
+            read=read_words,
+            is_many=True,
+            help=f"fail unless these can be used: {', '.join(WORDS)}",
+        ),
+        Option("--deep", help="ask torch as well, in a child, even if nothing speaks for a device"),
+        Option("--smoke", help="compute something small on the CPU and on each device, and compare"),
+    ),
+    examples=("stoker doctor", "stoker doctor --require cuda", "stoker doctor --smoke --json"),
+)
+
+
+def perform(call: Call, given: dict[str, Any]) -> int:
+    """Look, judge, show."""
+    parts = call.parts
+    required = tuple(dict.fromkeys(word for words in given["require"] for word in words))
+    capability = parts.detect(asks_torch=True, deep=given["deep"])
+    lacking = missing(capability, required)
+    smoked = parts.smoke(capability) if given["smoke"] else ()
+    checks = [
+        *check_machine(capability),
+        *check_surroundings(parts.survey),
+        *check_devices(capability),
+        *check_torch(capability),
+        check_recipes(len(capability.recipes), parts.recipes[1]),
+        *check_smoke(smoked),
+        *check_required(lacking),
+    ]
+    _show(call, capability, checks)
+    call.out.object(
+        {
+            "format": _FORMAT,
+            "stoker_version": parts.version,
+            "is_ready": not lacking,
+            "required": list(required),
+            "missing": [one.word for one in lacking],
+            "is_fake": capability.is_fake,
+            "label": faked_by(capability),
+            "checks": [check.to_dict() for check in checks],
+            "smoke": [one.to_dict() for one in smoked],
+            "capability": capability.to_dict(),
+        }
+    )
+    if lacking and not call.out.is_terminal:
+        # Whoever looks at the screen has read it there.
+        for one in lacking:
+            call.out.complain(f"stoker: {one.message}\nhint: {one.hint}")
+    return 1 if lacking or any(one.is_wrong for one in smoked) else 0
+
+
+def _show(call: Call, capability: Capability, checks: list[Check]) -> None:
+    out = call.out
+    label = f" ({faked})" if (faked := faked_by(capability)) else ""
+    out.line(
+        f"{capability.hostname}: Stoker {call.parts.version}, {capability.os} {capability.arch}, "
+        f"Python {capability.python_version}{label}"
+    )
+    signs = UNICODE if out.is_unicode else ASCII
+    for line in check_lines(checks, signs=signs, columns=out.columns, paint=out.paint):
+        out.line(line)
+    out.line(summary(checks))

@@ -1,0 +1,92 @@
+"""`stoker machines show`: one machine's whole capability, and where each fact came from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.faces.cli.call import Call
+from stoker.faces.cli.grammar import Grammar, Positional
+from stoker.faces.view.devices import ram_text
+from stoker.faces.view.tables import table
+from stoker.hardware.requiring import faked_by
+from stoker.model.capability import Capability
+from stoker.model.devices import Device
+from stoker.model.errors import NotFound
+from stoker.model.units import format_size
+
+GRAMMAR = Grammar(
+    "machines show",
+    about="Show everything that was found out about a machine, and who said it. With --json it is one object.",
+    positionals=(Positional("NAME", help="which machine; this one unless told", is_required=False),),
+    examples=("stoker machines show", "stoker machines show --json"),
+)
+
+
+def perform(call: Call, given: dict[str, Any]) -> int:
+    """Show it."""
+    out = call.out
+    capability = call.parts.capability
+    name = given["name"]
+    if name and name != capability.hostname:
+        raise NotFound(
+            f"there is no machine {name!r}", hint=f"this one is {capability.hostname}; `stoker machines` lists"
+        )
+    label = faked_by(capability)
+    out.object({**capability.to_dict(), "label": label})
+    out.line(f"{capability.hostname}{f' ({label})' if label else ''}")
+    rows = _facts(capability)
+    for line in table(rows, header=("", "", "said by"), indent="  "):
+        out.line(line)
+    for one in capability.devices:
+        out.line(f"\n{one.name} ({one.backend}{', faked' if one.is_fake else ''})")
+        for line in table(_device_facts(one), indent="  "):
+            out.line(line)
+    for finding in capability.findings:
+        out.line(f"\n{finding.code}: {finding.message}{f' (hint: {finding.hint})' if finding.hint else ''}")
+    return 0
+
+
+def _facts(capability: Capability) -> list[list[str]]:
+    sources = capability.sources
+
+    def by(field: str) -> str:
+        return sources.get(field, "")
+
+    rows = [
+        ["name", capability.hostname, by("hostname")],
+        ["system", f"{capability.os} {capability.arch}", by("os")],
+        ["cpu", capability.cpu_name or "unknown", by("cpu_name")],
+        ["cores", f"{capability.cpu_cores} ({capability.cpu_threads} threads)", by("cpu_cores")],
+        ["RAM", ram_text(capability), by("ram")],
+        ["commit", capability.training_commit or "none", by("training_commit")],
+    ]
+    rows += [
+        [str(backend), version or "yes", by(str(backend)) or "implied"]
+        for backend, version in capability.backends.items()
+    ]
+    for one in capability.interpreters:
+        torch = f"torch {one.torch}{f' for {one.torch_cuda}' if one.torch_cuda else ''}" if one.torch else "no torch"
+        rows.append([f"python {one.version}", f"{one.path}, {torch}", by("interpreters")])
+    rows.append(["recipes", str(len(capability.recipes)), by("recipes")])
+    rows.append(["digest", str(capability.digest)[:12], ""])
+    return rows
+
+
+def _device_facts(one: Device) -> list[list[str]]:
+    shown = {
+        "uuid": one.uuid,
+        "index": "" if one.index is None else str(one.index),
+        "memory_type": str(one.memory_type),
+        "total_bytes": "" if one.total_bytes is None else format_size(one.total_bytes),
+        "free_bytes": "" if one.free_bytes is None else format_size(one.free_bytes),
+        "driver": one.driver,
+        "capability": one.capability,
+        "pci": one.pci,
+        **{
+            name: f"{answer.verdict}{f': {answer.why}' if answer.why else ''}"
+            for name, answer in (("installed", one.installed), ("visible", one.visible), ("usable", one.usable))
+        },
+    }
+    return [
+        [field.removesuffix("_bytes"), value or "unknown", one.sources.get(field, "")] for field, value in shown.items()
+    ]

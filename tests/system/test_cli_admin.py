@@ -1,0 +1,129 @@
+"""`stoker admin simulate` as its user sees it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from tests.system.shell import Shell, finish, wait_until
+
+SMALL = ("admin", "simulate", "--nodes", "20", "--jobs", "400", "--shapes", "30")
+
+CLUSTER = """
+nodes:
+  - name: desktop
+    host: localhost
+    gpus:
+      - {uuid: GPU-a, type: RTX 4090, vram_mb: 24564}
+    max_adapters: 3
+    cpu_cores: 16
+    ram_mb: 65536
+  - name: edge
+    host: 10.0.0.2
+    transport: ssh
+    gpus:
+      - {uuid: GPU-b, type: Jetson Orin, vram_mb: 8192, memory_type: unified}
+    cpu_cores: 8
+    ram_mb: 8192
+"""
+
+
+def test_admin_alone_lists_what_there_is(shell: Shell) -> None:
+    done = shell.stoker("admin")
+    assert done.code == 0
+    assert "stoker admin simulate" in done.out
+    (verb,) = shell.stoker("admin", "--json").objects()
+    assert verb["command"] == "stoker admin simulate"
+
+
+def test_a_simulation_reports_makespan_use_waits_and_pace(shell: Shell) -> None:
+    done = shell.stoker(*SMALL)
+    assert done.code == 0, done.err
+    for text in ("20 machines", "400 jobs", "× the lower bound", "decisions", "RTX 4090", "median wait"):
+        assert text in done.out
+    assert done.err == ""
+
+
+def test_json_is_one_object_and_the_same_seed_decides_the_same(shell: Shell) -> None:
+    (one,) = shell.stoker(*SMALL, "--json").objects()
+    (same,) = shell.stoker(*SMALL, "--json").objects()
+    (other,) = shell.stoker(*SMALL, "--seed", "99", "--json").objects()
+    assert one["digest"] == same["digest"] != other["digest"]
+    assert one["makespan_s"] >= one["bound_s"]
+    assert (
+        one["decisions"]
+        == sum(waits["jobs"] for waits in one["waits"])
+        == sum(use["jobs"] for use in one["use"])
+        == 400
+    )
+    assert [waits["priority"] for waits in one["waits"]] == [10, 5, 0]
+
+
+def test_the_timeline_is_drawn_where_it_was_asked_for(shell: Shell) -> None:
+    done = shell.stoker(*SMALL, "--mix", "desktop", "--plot", "timeline.svg")
+    assert done.code == 0, done.err
+    assert "timeline: timeline.svg" in done.out
+    assert ET.fromstring((shell.folder / "timeline.svg").read_text()).tag.endswith("svg")
+
+
+def test_a_cluster_file_gives_the_machines_and_what_fits_nowhere_is_told(shell: Shell) -> None:
+    (shell.folder / "lab.yaml").write_text(CLUSTER)
+    done = shell.stoker("admin", "simulate", "--cluster", "lab.yaml", "--jobs", "200", "--shapes", "20")
+    assert done.code == 0, done.err
+    assert "2 machines of lab.yaml" in done.out
+    assert "fit no machine of this fleet" in done.out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--mix", "desktp"), "did you mean 'desktop'"),
+        (("--nodes", "0"), "not a whole number of at least 1"),
+        (("--nodes", "-3"), "--nodes"),
+        (("--jobs", "many"), "not a whole number"),
+        (("--shapes", "100000"), "4,096 at most"),
+        (("--jobs", "10000001"), "10,000,000 at most"),
+        (("--seed", "x"), "--seed"),
+        (("--cluster", "a.yaml", "--nodes", "3"), "--nodes and --cluster"),
+        (("extra",), "nothing more was expected"),
+    ],
+    ids=["mix", "none", "negative", "words", "shapes", "jobs", "seed", "both", "extra"],
+)
+def test_bad_words_are_refused_with_what_would_be_right(shell: Shell, words: tuple[str, ...], said: str) -> None:
+    done = shell.stoker("admin", "simulate", *words)
+    assert done.code == 2
+    assert said in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_cluster_file_that_is_not_there_is_no_trace(shell: Shell) -> None:
+    done = shell.stoker("admin", "simulate", "--cluster", "nowhere.yaml")
+    assert done.code not in (0, 70)
+    assert "nowhere.yaml" in done.err
+
+
+def test_a_picture_that_cannot_be_written_is_said(shell: Shell) -> None:
+    done = shell.stoker(*SMALL, "--plot", "no/such/folder/t.svg")
+    assert done.code == 16
+    assert "Traceback" not in done.err
+
+
+def used_s(pid: int) -> float:
+    """Give the CPU time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_ctrl_c_ends_it_cleanly(shell: Shell) -> None:
+    process = shell.start("admin", "simulate", "--nodes", "300", "--jobs", "300000")
+    # Imports and drawing are over by then.
+    wait_until(lambda: process.poll() is not None or used_s(process.pid) > 2.0)
+    process.send_signal(signal.SIGINT)
+    done = finish(process)
+    assert done.code == 130
+    assert "stoker: interrupted" in done.err
+    assert "nothing was started or written" in done.err

@@ -1,0 +1,134 @@
+"""`stoker machines estimate` through real processes: what it prints, what it keeps, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.system.shell import Shell
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 22, "num_attention_heads": 32,
+    "num_key_value_heads": 4, "intermediate_size": 5632, "vocab_size": 32000,
+}  # fmt: skip
+
+
+@pytest.fixture
+def config(shell: Shell) -> Path:
+    path = shell.folder / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    return path
+
+
+def test_the_terms_and_the_total_are_shown_and_where_it_fits(shell: Shell, config: Path) -> None:
+    done = shell.stoker("machines", "estimate", "config.json", "batch=4", STOKER_GPU_FAKE="cuda:12GiB,cuda:24GiB")
+    assert done.code == 0, done.err
+    first, *lines = done.out.splitlines()
+    assert first.startswith("llama, 1,100,048,384 parameters, 12,615,680 trained beside them")
+    names = ["weights", "adapters", "activations", "logits", "fragmentation", "context", "total"]
+    assert [line.split()[0] for line in lines[:7]] == names
+    assert "fits" in lines[7]
+
+
+def test_json_is_one_object_and_its_terms_add_up(shell: Shell, config: Path) -> None:
+    done = shell.stoker("machines", "estimate", ".", "method=full", "batch=2", "--json", STOKER_GPU_FAKE="cuda:8GiB")
+    told = json.loads(done.out)
+    assert told["total_bytes"] == sum(term["bytes"] for term in told["terms"])
+    assert told["trained_parameters"] == told["parameters"] == 1_100_048_384
+    assert [one["fits"] for one in told["devices"]] == ["never"]
+    assert "more than its 8.0 GiB" in told["devices"][0]["why"]
+
+
+def test_a_machine_without_a_device_is_told(shell: Shell, config: Path) -> None:
+    done = shell.stoker("machines", "estimate", "config.json", STOKER_GPU_FAKE="none")
+    assert done.code == 0
+    assert done.out.splitlines()[-1] == "this machine has no device to put it on"
+
+
+def test_a_model_of_the_hub_is_found_where_it_was_fetched(shell: Shell) -> None:
+    commit = "0" * 40
+    top = shell.folder / "hub" / "models--org--tiny"
+    (top / "snapshots" / commit).mkdir(parents=True)
+    (top / "refs").mkdir()
+    (top / "refs" / "main").write_text(commit)
+    (top / "blobs").mkdir()
+    (top / "blobs" / "1234").write_text(json.dumps(LLAMA))
+    os.symlink("../../blobs/1234", top / "snapshots" / commit / "config.json")
+    hub = str(shell.folder / "hub")
+    done = shell.stoker("machines", "estimate", "org/tiny", HF_HUB_CACHE=hub)
+    assert done.code == 0, done.err
+    assert shell.stoker("machines", "estimate", f"org/tiny@{commit}", HF_HUB_CACHE=hub).code == 0
+    other = shell.stoker("machines", "estimate", "org/other", HF_HUB_CACHE=hub)
+    assert other.code == 1
+    assert "hint: stoker fetch org/other config.json" in other.err
+
+
+def test_a_measured_peak_corrects_the_next_estimate_of_its_kind(shell: Shell, config: Path) -> None:
+    said = ("machines", "estimate", "config.json", "checkpointing=true", "--torch", "2.11.0")
+    plain = json.loads(shell.stoker(*said, "--json").out)["total_bytes"]
+    noted = shell.stoker(*said, "--measured", str(round(plain * 1.05)))
+    assert noted.code == 0
+    assert "noted:" in noted.err
+    after = json.loads(shell.stoker(*said, "batch=2", "--json").out)
+    assert after["terms"][-1]["name"] == "calibration"
+    assert after["terms"][-1]["why"] == "+5.0 %, by 1 measured run of this kind"
+    other = json.loads(shell.stoker("machines", "estimate", "config.json", "--torch", "2.11.0", "--json").out)
+    assert other["measured_runs"] == 0
+
+
+def test_a_measured_peak_of_an_unknown_torch_is_refused(shell: Shell, config: Path) -> None:
+    done = shell.stoker("machines", "estimate", "config.json", "--measured", "10GiB", "--torch", "")
+    assert done.code == 2
+    assert "hint: say which one it was: --torch" in done.err
+    assert not (shell.home / "state" / "vram.json").exists()
+
+
+def test_all_faults_of_the_words_are_told_at_once(shell: Shell, config: Path) -> None:
+    done = shell.stoker("machines", "estimate", "config.json", "method=full", "rank=8", "bach=2", "dtype=int3", "x")
+    assert done.code == 28
+    assert "4 faults" in done.err
+    for said in (
+        "bach: there is no such key (did you mean 'batch'?)",
+        "dtype: 'int3'",
+        "rank: ",
+        "x: is no",
+    ):
+        assert said in done.err
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("{", 16, "is no JSON"),
+        ("[]", 2, "says nothing of a model"),
+        ("{}", 2, "it has no model_type"),
+        ('{"model_type": "llamma"}', 2, "did you mean 'llama'?"),
+        ('{"model_type": "llama", "hidden_size": -1, "vocab_size": "x"}', 20, "vocab_size"),
+        ("[" * 50_000, 16, "is no JSON"),
+    ],
+    ids=["broken", "a list", "empty", "misspelt", "bad fields", "deep"],
+)
+def test_a_bad_config_is_told_without_a_trace(shell: Shell, text: str, code: int, said: str) -> None:
+    (shell.folder / "config.json").write_text(text)
+    done = shell.stoker("machines", "estimate", "config.json")
+    assert done.code == code
+    assert said in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_model_that_is_nowhere_is_told_with_what_to_do(shell: Shell) -> None:
+    done = shell.stoker("machines", "estimate", "./no/such/place/at all")
+    assert done.code == 1
+    assert "there is no file and no folder" in done.err
+    assert shell.stoker("machines", "estimate").code == 2
+
+
+def test_a_damaged_book_is_a_warning(shell: Shell, config: Path) -> None:
+    (shell.home / "state").mkdir(parents=True, exist_ok=True)
+    (shell.home / "state" / "vram.json").write_text("{")
+    done = shell.stoker("machines", "estimate", "config.json", "--json")
+    assert done.code == 0
+    assert "counts as empty" in done.err

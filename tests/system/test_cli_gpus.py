@@ -1,0 +1,211 @@
+"""Programs that need a GPU, through real processes and invented devices: one job per device on the whole machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.system.shell import Shell, finish, wait_until
+
+HOLD = """
+import os, sys, time
+name = sys.argv[1]
+for other in sys.argv[2:]:
+    with open(f"pid-{other}") as file:
+        pid = int(file.read())
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            if file.read().rpartition(")")[2].split()[0] not in "ZX":
+                open("both-at-once", "w").close()
+    except OSError:
+        pass
+with open(f"pid-{name}.new", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(f"pid-{name}.new", f"pid-{name}")
+print("<%s> <%s>" % (os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("STOKER_VRAM_BYTES")), flush=True)
+while not os.path.exists(f"go-{name}"):
+    time.sleep(0.01)
+"""
+CARD = r"FAKE-cuda-0-[0-9a-f]{8}"
+
+
+class Cards:
+    """A machine with invented cards, and programs that hold them until they are let go."""
+
+    def __init__(self, shell: Shell) -> None:
+        self.shell = shell
+        self.folder = shell.folder
+        self.started: list[subprocess.Popen[str]] = []
+        (self.folder / "hold.py").write_text(HOLD)
+        self.has("cuda:24GiB")
+
+    def has(self, text: str) -> None:
+        self.shell.env["STOKER_GPU_FAKE"] = text
+
+    def start(self, name: str, *words: str, after: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+        process = self.shell.start("run", "--name", name, *words, "--", "python3", "hold.py", name, *after)
+        self.started.append(process)
+        return process
+
+    def hold(self, name: str, *words: str) -> subprocess.Popen[str]:
+        """Start a job and see its program run."""
+        process = self.start(name, *words)
+        wait_until(lambda: self.runs(name) or process.poll() is not None)
+        assert process.poll() is None, process.communicate()
+        return process
+
+    def runs(self, name: str) -> bool:
+        return (self.folder / f"pid-{name}").exists()
+
+    def pid(self, name: str) -> int:
+        return int((self.folder / f"pid-{name}").read_text())
+
+    def let_go(self, *names: str) -> None:
+        for name in names:
+            (self.folder / f"go-{name}").touch()
+
+    def log(self, job: str) -> str:
+        return self.shell.stoker("logs", job).out
+
+    @property
+    def line(self) -> list[str]:
+        return os.listdir(self.shell.env["STOKER_LEDGER"] + "/line")
+
+
+@pytest.fixture
+def cards(shell: Shell):
+    made = Cards(shell)
+    yield made
+    for process in made.started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def heard(process: subprocess.Popen[str], text: str) -> str:
+    """Read what a command prints until a line has this in it; gives that line."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if text in line:
+            return line
+    raise AssertionError(process.communicate())
+
+
+def test_the_second_run_waits_visibly_and_starts_when_the_first_ends(cards: Cards) -> None:
+    first = cards.hold("first")
+    second = cards.start("second", after=("first",))
+    said = heard(second, "waits for")
+    assert re.search(rf"waits for {CARD}: held by job first/run \(pid {cards.pid('first')}\) for \d", said), said
+    assert not cards.runs("second")
+    status = cards.shell.stoker("status").out
+    assert re.search(rf"second waits, .*\n  run +[\d.]+s  waits for {CARD}: held by job first/run", status), status
+    assert "first runs, " in status
+    cards.let_go("first", "second")
+    assert finish(first).code == 0
+    done = finish(second)
+    assert done.code == 0, done
+    assert not (cards.folder / "both-at-once").exists()
+    assert re.search(rf"<{CARD}> <None>", cards.log("second"))
+    assert cards.line == []
+
+
+def test_a_run_that_is_killed_frees_its_device_with_its_program_and_not_before(cards: Cards) -> None:
+    first = cards.hold("first")
+    second = cards.start("second", after=("first",))
+    heard(second, "waits for")
+    cards.let_go("second")
+    begun_s = time.monotonic()
+    first.kill()
+    done = finish(second)
+    assert done.code == 0, done
+    assert time.monotonic() - begun_s < 10
+    assert not (cards.folder / "both-at-once").exists()
+
+
+def test_a_program_that_is_killed_lets_the_next_one_start(cards: Cards) -> None:
+    first = cards.hold("first")
+    second = cards.start("second")
+    heard(second, "waits for")
+    cards.let_go("second")
+    os.kill(cards.pid("first"), signal.SIGKILL)
+    assert finish(second).code == 0
+    assert finish(first).code == 45
+
+
+def test_ctrl_c_while_waiting_leaves_the_line_and_the_next_in_it_moves_up(cards: Cards) -> None:
+    first = cards.hold("first")
+    second = cards.start("second")
+    heard(second, "waits for")
+    third = cards.start("third", "--json")
+    event = json.loads(heard(third, '"stage_waiting"'))
+    assert (event["node"], event["place"]) == ("run", 2)
+    assert event["why"].endswith(", 2nd in line")
+    second.send_signal(signal.SIGINT)
+    done = finish(second)
+    assert done.code == 130
+    assert not cards.runs("second")
+    assert json.loads(heard(third, '"stage_waiting"'))["place"] == 1
+    cards.let_go("first", "third")
+    assert (finish(first).code, finish(third).code) == (0, 0)
+
+
+def test_those_who_share_run_side_by_side_until_the_card_is_full(cards: Cards) -> None:
+    words = ("vram=8G", "shares=true", "cpus=1")
+    first, second = cards.hold("first", *words), cards.hold("second", *words)
+    third = cards.start("third", *words)
+    said = heard(third, "waits for")
+    assert re.search(rf"waits for 8\.0 GiB of {CARD}: 4\.4 GiB left to share, held by job first/run", said), said
+    cards.let_go("first", "second", "third")
+    assert [finish(one).code for one in (first, second, third)] == [0, 0, 0]
+    assert re.search(rf"<{CARD}> <{8 * 2**30}>", cards.log("third"))
+
+
+def test_what_can_never_be_is_refused_at_once_with_numbers(cards: Cards) -> None:
+    def refused(*words: str, **env: str) -> tuple[int, str]:
+        done = cards.shell.stoker("run", *words, "--", "true", **env)
+        return done.code, done.err.splitlines()[0]
+
+    assert refused("gpus=2") == (40, "stoker: run: needs 2 GPUs, this machine offers 1")
+    assert refused("gpus=1", CUDA_VISIBLE_DEVICES="") == (40, "stoker: run: needs 1 GPU, this machine offers 0")
+    code, said = refused("vram=30G")
+    assert (code, re.sub(CARD, "CARD", said)) == (
+        40,
+        "stoker: run: needs 30.0 GiB of a GPU's memory: CARD has 24.0 GiB, and 30.0 GiB are needed",
+    )
+    code, said = refused("vram=22G", "shares=true")
+    assert "CARD has 20.4 GiB to share, and 22.0 GiB are needed (it would fit alone" in re.sub(CARD, "CARD", said)
+    assert refused(STOKER_STRICT="1")[0] == 21
+    assert refused(STOKER_VRAM_LIMIT="much")[1].startswith("stoker: STOKER_VRAM_LIMIT='much' is no limit")
+    assert not Path(cards.shell.env["STOKER_LEDGER"]).exists()
+
+
+def test_what_needs_no_device_sees_none_and_asks_nobody(cards: Cards) -> None:
+    cards.let_go("quiet", "plain")
+    done = cards.shell.stoker("run", "--name", "quiet", "gpus=0", "--", "python3", "hold.py", "quiet")
+    assert "1 GPU, not used; " in done.out
+    assert "<> <None>" in cards.log("quiet")
+    cards.has("none")
+    given = ("run", "--name", "plain", "--", "python3", "hold.py", "plain")
+    assert "GPU" not in cards.shell.stoker(*given, CUDA_VISIBLE_DEVICES="7").out
+    assert "<7> <None>" in cards.log("plain")
+    assert not Path(cards.shell.env["STOKER_LEDGER"]).exists()
+
+
+def test_trials_of_one_run_take_turns_on_the_card(cards: Cards) -> None:
+    cards.let_go("a", "b")
+    done = cards.shell.stoker("run", "-j", "2", "cpus=1", "who=a,b", "--", "python3", "hold.py", "{who}")
+    assert done.code == 0, done
+    assert re.match(
+        r"\S+: Fake cuda device, 24\.0 of 24\.0 GiB free; .* RAM, .*; python = .*\. 2 trials, one at a time, "
+        r"each has the whole card\n",
+        done.out,
+    ), done.out
+    # They wait for each other, which is nothing to tell.
+    assert "waits" not in done.out
