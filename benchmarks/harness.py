@@ -122,6 +122,9 @@ class Benchmark:
     """A table of words beside the figures: its heads first, then one line per case."""
     versions: dict[str, str] = field(default_factory=dict)
     load_before: float = field(default_factory=lambda: os.getloadavg()[0])
+    measured_on: dict[str, str] = field(default_factory=dict)
+    """Another machine, where figures were recorded."""
+    measured_at: str = ""
 
     def peer(self, name: str, distribution: str | None = None) -> peers.Peer:
         """A peer's environment (or Stoker's, by that name); its version is reported with the figures."""
@@ -186,10 +189,10 @@ class Benchmark:
             "benchmark": self.name,
             "asks": self.asks,
             "quick": self.quick,
-            "measured_at": datetime.now(UTC).isoformat(timespec="minutes"),
+            "measured_at": self.measured_at or datetime.now(UTC).isoformat(timespec="minutes"),
             "load_before": self.load_before,
             "load_after": os.getloadavg()[0],
-            "machine": machine.facts(self.bench),
+            "machine": self.measured_on or machine.facts(self.bench),
             "versions": self.versions,
             "rows": rows,
             **({"verdicts": self.verdicts} if self.verdicts else {}),

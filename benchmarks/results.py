@@ -81,6 +81,8 @@ def _verdict_table(verdicts: list[list[str]]) -> str:
 def _provenance(answer: Answer) -> str:
     facts = answer["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in sorted(answer["versions"].items()))
+    if "gpu" in facts:
+        return f"Measured {answer['measured_at']} on {facts['gpu']} MiB. Versions: {versions}.\n"
     return (
         f"Measured {answer['measured_at']} on {facts['processor']}, {facts['cores']} cores, {facts['memory_gib']} GiB, "
         f"{facts['kernel']}, {facts['filesystem']}, one small write with fsync {facts['fsync_ms']} ms, "

@@ -23,9 +23,13 @@ import results
 HERE = Path(__file__).resolve().parent
 NAMES = (
     "startup",
+    "detection",
     "overrides",
     "compose",
     "race",
+    "ledger",
+    "vram_estimate",
+    "gpu_tests",
     "cached_stages",
     "executed_stages",
     "scale",
@@ -35,6 +39,7 @@ NAMES = (
     "transfer",
     "small_files",
     "bundle",
+    "placement",
     "download_faults",
 )
 
