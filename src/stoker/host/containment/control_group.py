@@ -20,6 +20,8 @@ PROCS = "cgroup.procs"
 # Long enough for the kernel to take a process apart that has gigabytes mapped.
 END_WAIT_S = 5.0
 _FREEZE_WAIT_S = 0.5
+# Whoever runs away by forking would have to slip through as many looks as this.
+_LOOKS = 4
 _FIRST_PAUSE_S = 0.0005
 _LONGEST_PAUSE_S = 0.02
 
@@ -90,8 +92,14 @@ class ControlGroup:
 
     def members(self) -> tuple[int, ...]:
         """Give everybody in it and below it who still runs."""
-        found = {pid for folder in self._all_down() for pid in _pids_in(folder)}
-        return tuple(sorted(pid for pid in found if _still_runs(pid)))
+        running: tuple[int, ...] = ()
+        for _ in range(_LOOKS):
+            found = {pid for folder in self._all_down() for pid in _pids_in(folder)}
+            running = tuple(sorted(pid for pid in found if _still_runs(pid)))
+            if running or not found:
+                break
+            # All that were listed have ended since: one of them may have left a child that the list did not have.
+        return running
 
     def direct_members(self) -> tuple[int, ...]:
         """Give everybody in it, and not those below."""
