@@ -55,6 +55,8 @@ def main() -> int:
         failed = sum(1 for said, _ in lines if said != "PASSED")
         bench.rows.append(_row(question, len(lines), failed))
         bench.verdicts += [[test.split(" - ")[0].split("::")[-1].replace("|", "/"), said] for said, test in lines]
+    if "provenance" in told:
+        bench.verdicts.append(["(how this was recorded)", told["provenance"]])
     return bench.finish()
 
 

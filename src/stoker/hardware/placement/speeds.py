@@ -1,8 +1,9 @@
 """How fast devices are beside each other, by the words of their names.
 
 The first ten figures are system B's. The others stand to the nearest of those ten as the makers' published peaks of one
-kind (fp32 without tensor cores for desktop cards, dense bf16 for data centre ones) stand to each other. They order
-devices; they predict no run time.
+kind (fp32 without tensor cores for desktop cards, dense bf16 for data centre ones) stand to each other. Those peaks
+were written down from memory: neither checked against data sheets nor measured. They order devices; they predict no run
+time.
 """
 
 from __future__ import annotations
