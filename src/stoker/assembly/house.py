@@ -1,7 +1,6 @@
-"""The roof: the only place that reads the environment and builds and joins everything.
+"""The house on one machine: `Assembly` makes each part when it is first asked for.
 
-`Settings` is what the environment says; `Assembly` makes each part when it is first asked for, so that a command pays
-only for what it uses.
+So a command pays only for what it uses.
 """
 
 from __future__ import annotations
@@ -9,15 +8,17 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stoker import __version__
+from stoker.assembly.settings import Settings, read_settings
 from stoker.model.clock import SystemClock
-from stoker.model.frozen import frozen
 
 if TYPE_CHECKING:
+    from stoker.assembly.serving import Serving
+    from stoker.coordinator.service.options import ServeOptions
     from stoker.hardware.ledger.guarding import Guard
     from stoker.hardware.ledger.ledger import Ledger
     from stoker.hardware.probes.asking import Asker
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from stoker.model.resources import Capacity
     from stoker.plan.cache import Cache
     from stoker.plan.catalogue import Catalogue
+    from stoker.plan.code_identity import CodeIdentity
     from stoker.plan.device_gate import DeviceGate
     from stoker.plan.footprints import Footprints
     from stoker.plan.history import History
@@ -43,51 +45,13 @@ if TYPE_CHECKING:
     from stoker.store.local import LocalStore
     from stoker.store.memo import Memo
     from stoker.store.objects.seam import ObjectStore
+    from stoker.wire.orders import Submission
     from stoker.worker.execution import Tools
+    from stoker.worker.keeper.options import WorkOptions
+    from stoker.worker.ordering import Desk
 
 COORDINATOR_PORT = 7717
 """Where a coordinator listens unless told otherwise."""
-
-
-@frozen
-class Settings:
-    """Where things lie and what they are called."""
-
-    home: str
-    folder: str
-    """Where the command was given."""
-    environment: Mapping[str, str]
-
-    @property
-    def store(self) -> str:
-        return os.path.join(self.home, "store")
-
-    @property
-    def runs(self) -> str:
-        return os.path.join(self.home, "runs")
-
-    @property
-    def state(self) -> str:
-        return os.path.join(self.home, "state")
-
-    @property
-    def scratch(self) -> str:
-        return os.path.join(self.home, "scratch")
-
-    @property
-    def out(self) -> str:
-        return os.path.join(self.folder, "stoker-out")
-
-
-def read_settings(environment: Mapping[str, str], folder: str) -> Settings:
-    """Read the settings: STOKER_HOME, else the data folder that XDG names, else its default."""
-    home = environment.get("STOKER_HOME", "")
-    if not home:
-        data = environment.get("XDG_DATA_HOME", "") or os.path.join(os.path.expanduser("~"), ".local", "share")
-        home = os.path.join(data, "stoker")
-    return Settings(
-        home=os.path.abspath(os.path.join(folder, os.path.expanduser(home))), folder=folder, environment=environment
-    )
 
 
 class Assembly:
@@ -144,11 +108,16 @@ class Assembly:
     @cached_property
     def cache(self) -> Cache:
         from stoker.plan.cache import Cache
+
+        return Cache(self.store, code=self.code, clock=self.clock)
+
+    @cached_property
+    def code(self) -> CodeIdentity:
+        """Which code stages are made of."""
         from stoker.plan.code_identity import CodeIdentity
 
         self.make_state()
-        code = CodeIdentity(os.path.join(self.settings.state, "code.json"))
-        return Cache(self.store, code=code, clock=self.clock)
+        return CodeIdentity(os.path.join(self.settings.state, "code.json"))
 
     @cached_property
     def history(self) -> History:
@@ -192,15 +161,18 @@ class Assembly:
         settings = self.settings
         return Tools(engine=engine, store=self.store, clock=self.clock, runs=settings.runs, scratch=settings.scratch)
 
-    def open_transport(self, longest_wait_s: float) -> Transport:
-        """Give a way to reach servers that waits for nothing longer than told. Whoever asks for it closes it."""
+    def open_transport(self, longest_wait_s: float, *, direct: tuple[str, ...] = ()) -> Transport:
+        """Give a way to reach servers that waits for nothing longer than told. Whoever asks for it closes it.
+
+        `direct` are hosts that no proxy is asked for.
+        """
         from stoker.host.http.client import Urllib3Transport
         from stoker.host.http.settings import read_http_settings
         from stoker.model.frozen import changed
 
         read = read_http_settings(self.settings.environment, user_agent=f"stoker/{self.version}")
         waits = {name: min(getattr(read, name), longest_wait_s) for name in ("connect_s", "head_s", "read_s")}
-        return Urllib3Transport(changed(read, **waits))
+        return Urllib3Transport(changed(read, **waits, no_proxy=(*read.no_proxy, *direct)))
 
     @cached_property
     def receipts(self) -> Receipts:
@@ -219,6 +191,34 @@ class Assembly:
         read = read_hub_settings(environment, home=home, read_text=_read_text, endpoint=endpoint)
         is_offline = offline or environment.get("STOKER_OFFLINE", "").lower() in ("1", "on", "yes", "true")
         return changed(read, offline=True) if is_offline else read
+
+    def serving(self, options: ServeOptions, read_manifest: Callable[[str], Submission]) -> Serving:
+        """Give a coordinator that can be run."""
+        from stoker.assembly.serving import Serving
+
+        return Serving(self.settings, options, clock=self.clock, version=self.version, read_manifest=read_manifest)
+
+    def work(self, options: WorkOptions, tell: Callable[[str, dict[str, Any]], None]) -> int:
+        """Be a worker of a coordinator until there is a reason to end; give the exit code."""
+        from stoker.assembly.working import work
+
+        return work(self, options, tell)
+
+    def desk(self) -> Desk:
+        """Give what takes orders, from the folder where this was started."""
+        from stoker.worker.ordering import Desk
+
+        return Desk(
+            catalogue=self.catalogue,
+            memo=self.store.memo,
+            clock=self.clock,
+            folder=self.settings.folder,
+            version=self.version,
+            entropy=self.entropy(),
+            environment=self.settings.environment,
+            capacity=self.capacity,
+            count_gpus=lambda: len(self.devices),
+        )
 
     def make_state(self) -> None:
         """Make the folder for indexes and memos."""
@@ -404,7 +404,7 @@ class Assembly:
         around = Surroundings(
             environment=self.settings.environment,
             own_prefix=sys.prefix,
-            trainer_folder=os.path.join(os.path.dirname(__file__), "trainer"),
+            trainer_folder=os.path.join(os.path.dirname(os.path.dirname(__file__)), "trainer"),
             has_gpus=bool(self.devices),
         )
         return ProgramRunner(around, lambda: self.containment, self.clock)
