@@ -19,8 +19,15 @@ class Clock(Protocol):
     def monotonic_s(self) -> float:
         """Give seconds on a scale that never goes back; only differences mean something."""
 
+    def boottime_s(self) -> float:
+        """Give seconds on a scale that never goes back and also counts while the computer is suspended."""
+
     def sleep(self, seconds: float) -> None:
         """Let that much time pass."""
+
+
+# The same for every process of a boot. Elsewhere than on Linux the monotonic clock has to do.
+_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class SystemClock:
@@ -35,6 +42,9 @@ class SystemClock:
     def monotonic_s(self) -> float:
         return time.monotonic()
 
+    def boottime_s(self) -> float:
+        return time.clock_gettime(_BOOT_CLOCK)
+
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
@@ -45,6 +55,7 @@ class FakeClock:
     def __init__(self, start_s: float = 1_700_000_000.0) -> None:
         self._wall_s = start_s
         self._monotonic_s = 0.0
+        self._suspended_s = 0.0
 
     def now(self) -> datetime:
         return datetime.fromtimestamp(self._wall_s, UTC)
@@ -55,16 +66,24 @@ class FakeClock:
     def monotonic_s(self) -> float:
         return self._monotonic_s
 
+    def boottime_s(self) -> float:
+        return self._monotonic_s + self._suspended_s
+
     def sleep(self, seconds: float) -> None:
         self.advance(seconds)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass on both scales."""
+        """Let time pass on all scales."""
         if seconds < 0:
             message = "time does not go back; `jump` moves the wall clock alone"
             raise ValueError(message)
         self._wall_s += seconds
         self._monotonic_s += seconds
+
+    def suspend(self, seconds: float) -> None:
+        """Let time pass as while a lid is closed: the monotonic scale does not notice."""
+        self._wall_s += seconds
+        self._suspended_s += seconds
 
     def jump(self, seconds: float) -> None:
         """Set the wall clock forward or back, as an administrator would; the monotonic scale does not notice."""

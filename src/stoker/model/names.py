@@ -4,6 +4,7 @@ from __future__ import annotations
 
 LONGEST_NAME = 100
 JOB_NAME_RULE = f"letters, digits, and - _ . = , inside; at most {LONGEST_NAME} of them"
+_MARKS = dict.fromkeys(map(ord, "-_.=,"))
 NODE_NAME_RULE = f"letters and digits of ASCII, and . _ - inside; at most {LONGEST_NAME} of them"
 
 
@@ -13,7 +14,7 @@ def is_job_name(name: str) -> bool:
         0 < len(name) <= LONGEST_NAME
         and name not in (".", "..", "last")
         and name[0] != "-"
-        and all(char.isalnum() or char in "-_.=," for char in name)
+        and (name.isalnum() or not name.translate(_MARKS) or name.translate(_MARKS).isalnum())
     )
 
 

@@ -1,0 +1,36 @@
+"""Kinds of events of a fleet: every move of a job is one row, written with the move or not at all."""
+
+from __future__ import annotations
+
+
+class FleetKinds:
+    """By the name that stands in the journal."""
+
+    JOB_SUBMITTED = "job_submitted"
+    JOB_GRANTED = "job_granted"
+    JOB_STARTED = "job_started"
+    JOB_CHECKPOINT = "job_checkpoint"
+    JOB_FINISHED = "job_finished"
+    JOB_FAILED = "job_failed"
+    JOB_RETRYING = "job_retrying"
+    """An attempt failed and another may follow."""
+    JOB_RELEASED = "job_released"
+    JOB_DECLINED = "job_declined"
+    JOB_EXPIRED = "job_expired"
+    JOB_CANCELLING = "job_cancelling"
+    """Somebody wants it cancelled; its worker has not confirmed that it stopped."""
+    JOB_CANCELLED = "job_cancelled"
+    JOB_REQUEUED = "job_requeued"
+    JOB_CHANGED = "job_changed"
+    """Priority, requirements or name are others now; its state is not."""
+    JOB_READY = "job_ready"
+    """What it was to come after has completed."""
+    MACHINE_JOINED = "machine_joined"
+    MACHINE_CHANGED = "machine_changed"
+    """Drained, cordoned, paused, opened; or what it has is not what it had."""
+    MACHINE_LOST = "machine_lost"
+    MACHINE_FORGOTTEN = "machine_forgotten"
+    COORDINATOR_STARTED = "coordinator_started"
+    POLICY_RELOADED = "policy_reloaded"
+    DATABASE_RESTORED = "database_restored"
+    """The queue goes on from a backup, under a new generation."""
