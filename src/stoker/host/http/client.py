@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from stoker.host.http.addresses import Address, read_address
 from stoker.host.http.cord import Cord
-from stoker.host.http.exchange import Reply, Request
+from stoker.host.http.exchange import BodySource, Reply, Request
 from stoker.host.http.failures import Aborted, Malformed, Reason, Step, proxy_refused, translating
 from stoker.host.http.framing import framing
 from stoker.host.http.idle import IdleConnections
@@ -46,7 +46,15 @@ class Urllib3Transport:
     def send(self, request: Request) -> Reply:
         address = read_address(request.url)
         route = route_to(address.origin, proxy_for(address.origin, self._settings))
-        question = _Question(method=request.method, address=address, headers=self._headers(request, address, route))
+        question = _Question(
+            method=request.method,
+            address=address,
+            headers=self._headers(request, address, route),
+            body=request.body,
+            is_repeatable=request.is_repeatable or request.method in _REPEATABLE,
+            head_s=self._settings.head_s if request.head_s is None else request.head_s,
+            read_s=self._settings.read_s if request.read_s is None else request.read_s,
+        )
         cord = Cord()
         self._under_way.add(cord)
         try:
@@ -75,7 +83,7 @@ class Urllib3Transport:
             except NetworkFailed as error:
                 # The server closed it while our request was on its way: nobody's failure, and nothing was answered.
                 is_stale = error.data["reason"] in _STALE and not kept.has_heard
-                if not is_stale or question.method not in _REPEATABLE:
+                if not (is_stale and question.is_repeatable):
                     raise
         return self._ask(self._connect(route, cord), question, cord)
 
@@ -89,15 +97,17 @@ class Urllib3Transport:
         address, wire, is_forwarded = question.address, connection.wire, connection.route.is_forwarded
         try:
             with translating(address.origin.host_and_port, Step.HEAD):
-                wire.begin(cord, deadline_s=time.monotonic() + self._settings.head_s)
+                wire.begin(cord, deadline_s=time.monotonic() + question.head_s)
                 target = address.url if is_forwarded else address.target
-                head = connection.ask(question.method, target, question.headers)
+                head = connection.ask(
+                    question.method, target, question.headers, body=question.body, head_s=question.head_s
+                )
                 if head.status == 101:
                     raise Malformed("another protocol, which nobody asked for")
                 if head.status == 407 and is_forwarded:
                     raise proxy_refused(head.status, connection.route.near.host_and_port)
                 frame = framing(question.method, head.status, head.headers)
-                wire.expect_body(self._settings.read_s)
+                wire.expect_body(question.read_s)
                 give_back = partial(self._take_back, connection, cord)
                 return WireReply(address, head, frame, wire=wire, cord=cord, give_back=give_back)
         except BaseException:
@@ -124,6 +134,9 @@ class Urllib3Transport:
             headers["Authorization"] = address.authorization
         headers |= {name.title(): value for name, value in request.headers.items()}
         headers |= {"Host": address.origin.host_and_port, "Accept-Encoding": "identity"}
+        if request.body is not None:
+            length = len(request.body) if isinstance(request.body, bytes) else request.body.length_bytes
+            headers["Content-Length"] = str(length)
         if route.is_forwarded and route.proxy is not None and route.proxy.authorization:
             headers["Proxy-Authorization"] = route.proxy.authorization
         for name, value in headers.items():
@@ -141,3 +154,7 @@ class _Question:
     method: str
     address: Address
     headers: dict[str, str]
+    body: bytes | BodySource | None
+    is_repeatable: bool
+    head_s: float
+    read_s: float

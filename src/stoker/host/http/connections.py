@@ -21,7 +21,7 @@ from urllib3.util import Url
 
 from stoker.host.http.cord import Cord
 from stoker.host.http.dialing import dial
-from stoker.host.http.exchange import Headers
+from stoker.host.http.exchange import BodySource, Headers
 from stoker.host.http.failures import (
     TROUBLE,
     Aborted,
@@ -34,10 +34,11 @@ from stoker.host.http.failures import (
 )
 from stoker.host.http.reply import Head
 from stoker.host.http.routes import Route
-from stoker.host.http.wire import Stream, Wire
-from stoker.model.errors import NetworkFailed, StokerError
+from stoker.host.http.wire import Line, Stream, Wire
+from stoker.model.errors import LocalFile, NetworkFailed, StokerError
 
 _LONGEST_HEAD_BYTES = 256 * 1024
+_PIECE_BYTES = 256 * 1024
 _MOST_INTERIM_ANSWERS = 16
 _BLANK = (b"\r\n", b"\n")
 _STATUS = re.compile(rb"HTTP/1\.[0-9] [1-9][0-9]{2}(?: [^\r\n\x00]*)?\r?\n")
@@ -69,24 +70,52 @@ class Connection:
         self.idle_since_s = 0.0
         self.wire = Wire(_strict_about_ends(inner.sock), inner.handle)
         self._inner = inner
-        self._inner.sock = cast(Any, _Lent(self.wire))
+        self._lent = _Lent(self.wire)
+        self._inner.sock = cast(Any, self._lent)
         self._heard_bytes = 0
 
-    def ask(self, method: str, target: str, headers: Mapping[str, str]) -> Head:
-        """Send a request and read the head of its answer, within the wire's deadline."""
+    def ask(
+        self,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        *,
+        body: bytes | BodySource | None = None,
+        head_s: float = 0.0,
+    ) -> Head:
+        """Send a request and read the head of its answer, within the wire's deadline.
+
+        A body may take as long as it takes, as long as each piece of it goes out within `head_s`; the answer has that
+        long from then on.
+        """
         self._heard_bytes = self.wire.received_bytes
+        pieces = _pieces(body)
+        # The first piece goes out together with the head, most often all there is: one packet instead of two.
+        self._lent.along = next(pieces, b"")
+        is_whole = False
         # A server may have answered, with a refusal for instance, before it closed: then there is an answer to read.
-        with suppress(BrokenPipeError):
+        with suppress(BrokenPipeError, ConnectionResetError):
             self._inner.request(method, target, headers=headers, preload_content=False, decode_content=False)
+            is_whole = self._send_rest(pieces, head_s)
         try:
             response = self._inner.getresponse()
         except HTTPError as error:
             raise Malformed("fields that contradict each other") from error
-        keeps_open = self._inner.sock is not None
+        keeps_open = self._inner.sock is not None and is_whole
         head = Head(status=response.status, headers=Headers(response.headers.iteritems()), keeps_open=keeps_open)
         # Only the head was wanted of it; closing tells `http.client` that the next request may come.
         response.close()
         return head
+
+    def _send_rest(self, pieces: Iterator[bytes], head_s: float) -> bool:
+        """Send what is left of a body; false where the server answers before it has all of it, and need not have it."""
+        for piece in pieces:
+            if self.wire.look() is Line.SPEAKS:
+                return False
+            self.wire.expect_by(time.monotonic() + head_s)
+            self.wire.send(piece)
+            self.wire.expect_by(time.monotonic() + head_s)
+        return True
 
     @property
     def has_heard(self) -> bool:
@@ -96,6 +125,23 @@ class Connection:
     def close(self) -> None:
         """Cut it."""
         self.wire.close()
+
+
+def _pieces(body: bytes | BodySource | None) -> Iterator[bytes]:
+    """Give a body piece by piece, exactly as many bytes as were announced."""
+    if isinstance(body, bytes):
+        yield from (body[at : at + _PIECE_BYTES] for at in range(0, len(body), _PIECE_BYTES))
+        return
+    if body is None:
+        return
+    left_bytes = body.length_bytes
+    for piece in body.pieces():
+        left_bytes -= len(piece)
+        if left_bytes < 0:
+            break
+        yield piece
+    if left_bytes:
+        raise LocalFile("what was being sent changed its size meanwhile", hint="send it again once it stands still")
 
 
 def _inner(route: Route, trust: ssl.SSLContext | None) -> _Plain | _Secure:
@@ -210,9 +256,12 @@ class _Lent:
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
+        self.along = b""
+        """What goes out with the head that is written next."""
 
     def sendall(self, data: bytes) -> None:
-        self._wire.send(data)
+        along, self.along = self.along, b""
+        self._wire.send(data + along if along else data)
 
     def makefile(self, _mode: str) -> _HeadFile:
         return _HeadFile(self._wire)

@@ -8,7 +8,7 @@ it. What breaks on the way is `NetworkFailed`, what no server may answer is `Bad
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from stoker.model.frozen import frozen
@@ -37,13 +37,30 @@ class Headers:
         return tuple(self._values.get(name.lower(), ()))
 
 
+class BodySource(Protocol):
+    """A body that is too large to hold, or lies in a file. The same bytes each time it is asked for."""
+
+    @property
+    def length_bytes(self) -> int: ...
+
+    def pieces(self) -> Iterator[bytes]:
+        """Give all of it from the beginning, in pieces of at most a few hundred kilobytes."""
+
+
 @frozen
 class Request:
-    """What to ask of whom. The client adds only what the protocol needs (Host, Accept-Encoding: identity)."""
+    """What to ask of whom. The client adds only what the protocol needs: Host, the body's length, no encoding."""
 
     url: str
     method: str = "GET"
     headers: Mapping[str, str]
+    body: bytes | BodySource | None = None
+    is_repeatable: bool = False
+    """Sent twice, it does what it does once. Then it is sent again where a kept connection turns out to have ended."""
+    head_s: float | None = None
+    """How long the head of the answer may take once the request is sent; nothing: as the client's settings say."""
+    read_s: float | None = None
+    """How long the answer's body may be silent."""
 
 
 class Reply(Protocol):

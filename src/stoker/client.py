@@ -1,0 +1,278 @@
+"""The fleet from Python: `from stoker import Client`, with the verbs of the command line.
+
+    from stoker import Client
+
+    with Client() as fleet:
+        fleet.submit("manifest.toml")
+        for job in fleet.wait("resnet"):
+            print(job.name, job.state, job.metrics)
+        fleet.get("resnet", "results")
+
+A front door beside the floors, like `__main__`: it joins what assembly builds with the wire. Errors are those of
+`stoker.model.errors`, each with a `message`, a `hint` and a `code`. NAME is a job's name, `name/3`, the beginning of an
+id, or `last`; the bare name of a sweep stands for all its points where a verb can mean several jobs.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Self
+
+from stoker.assembly import Assembly
+from stoker.host.http.addresses import is_inner, read_address
+from stoker.model.errors import NotFound
+from stoker.model.lifecycle import JobState
+from stoker.wire.asking import DoneView, Leaderboard
+from stoker.wire.client import FleetClient
+from stoker.wire.event_stream import FleetEvent
+from stoker.wire.finding import Found, find_coordinator, no_coordinator_known
+from stoker.wire.orders import JobOrder, OnChangedCode, Submission, Submitted
+from stoker.wire.speaking import Patience
+from stoker.wire.views import FleetStatus, JobExplanation, JobStory, JobView, MachineView
+from stoker.wire.waiting import points_of, wait_for
+from stoker.worker.growing_lines import GrowingLines
+from stoker.worker.shipping.fetching import FleetResult, fetch_result
+from stoker.worker.shipping.line import Passage
+from stoker.worker.shipping.mirrored import Mirrored, log_files
+from stoker.worker.submitting.manifest_orders import read_orders
+from stoker.worker.submitting.orders import Orders
+from stoker.worker.submitting.person import who_asks
+
+__all__ = ["Client"]
+
+_ANSWER_S = 30.0
+_RETRY_S = 10.0
+_FOLLOW_S = 600.0
+_HOLD_S = 2.0
+_LOOK_AGAIN_S = 0.5
+_BETWEEN_S = 0.05
+_PAGE = 500
+_KEY_WORDS = 4
+
+
+class Client:
+    """One coordinator. Safe to use from several threads; close it, or use it in a `with`."""
+
+    def __init__(self, url: str | None = None, *, token: str | None = None) -> None:
+        """Find the coordinator as the command line does: `url`, else STOKER_COORDINATOR, else the one on this machine.
+
+        `token` is the operator's, else STOKER_OPERATOR_TOKEN, else that of the coordinator on this machine. Raises
+        `NoCoordinator` if none is known; nobody is asked yet.
+        """
+        self._parts = Assembly.here()
+        settings = self._parts.settings
+        found = find_coordinator(url or "", environment=settings.environment, state=settings.state)
+        if found is None:
+            raise no_coordinator_known(settings.state)
+        self._transport = self._parts.open_transport(_ANSWER_S, direct=_direct(found))
+        self._wire = FleetClient(
+            self._transport,
+            found.url,
+            clock=self._parts.clock,
+            token=found.token if token is None else token,
+            patience=Patience(answer_s=_ANSWER_S, silence_s=_ANSWER_S, retry_s=_RETRY_S),
+        )
+
+    @property
+    def url(self) -> str:
+        """Where the coordinator is."""
+        return self._wire.url
+
+    def submit(
+        self,
+        what: str | os.PathLike[str] | Submission | Iterable[JobOrder],
+        *,
+        rerun: bool = False,
+        dry_run: bool = False,
+    ) -> Submitted:
+        """Hand in a manifest by its path, or orders; all or none of its jobs. Twice the same changes nothing.
+
+        `rerun` runs completed jobs again whose code is another now; otherwise their results are kept, and the answer
+        says so. `dry_run` says what would change, and changes nothing. Raises `ManifestFaults` with every fault.
+        """
+        return self._wire.submit(self._submission(what, rerun=rerun, dry_run=dry_run))
+
+    def jobs(
+        self, *, state: str = "", name: str = "", recipe: str = "", machine: str = "", limit: int | None = None
+    ) -> Iterator[JobView]:
+        """Give jobs, the newest first, fetched page by page as they are taken. `state` may be several: `a,b`."""
+        after, left = "", limit
+        while left is None or left > 0:
+            size = _PAGE if left is None else min(_PAGE, left)
+            page = self._wire.jobs(state=state, name=name, recipe=recipe, machine=machine, after=after, limit=size)
+            yield from page.jobs
+            left = None if left is None else left - len(page.jobs)
+            after = page.next
+            if not after:
+                return
+
+    def job(self, name: str) -> JobStory:
+        """Give everything about one job."""
+        return self._wire.job(name)
+
+    def wait(self, name: str, timeout_s: float | None = None) -> list[JobView]:
+        """Wait until a job has ended, or every point of a sweep, and give them. `TimeoutError` if that took too long.
+
+        That a job failed is no error here: look at its `state`.
+        """
+        points = self._points(name)
+        ended = wait_for(self._wire, points, clock=self._parts.clock, limit_s=timeout_s)
+        if len(ended) < len(points):
+            message = f"{len(points) - len(ended)} of {len(points)} jobs of {name} had not ended after {timeout_s} s"
+            raise TimeoutError(message)
+        return [ended[point.id] for point in points]
+
+    def logs(self, name: str, *, follow: bool = False, attempt: int | None = None) -> Iterator[str]:
+        """Give what a job printed, line by line; with `follow` until it ends, across attempts and machines."""
+        client = self._wire.more_patient(_FOLLOW_S if follow else _RETRY_S)
+        shown = 0
+        while True:
+            story = client.job(name)
+            tries = [one.number for one in story.attempts if one.number > shown]
+            if attempt is not None:
+                tries = [attempt]
+            elif not tries and not follow:
+                raise NotFound(f"nothing has run of {name} yet", hint=f"stoker explain {name}")
+            for number in tries if shown else tries[-1:]:
+                yield from self._lines_of(client, story.job.id, number, follow=follow)
+                shown = number
+            if not follow or attempt is not None:
+                return
+            if not tries:
+                if JobState(story.job.state).is_terminal:
+                    return
+                self._parts.clock.sleep(_LOOK_AGAIN_S)
+
+    def explain(self, name: str) -> JobExplanation:
+        """Give why a job is where it is: every machine and device with its reason, and what would change it."""
+        return self._wire.explain(name)
+
+    def cancel(self, name: str, *, wait: bool = False) -> list[JobView]:
+        """Cancel a job, or every point of a sweep that has not ended; with `wait` until each is known to have stopped.
+
+        The wish is durable when this returns. Gives the jobs that it concerns.
+        """
+        live = [point for point in self._points(name) if not JobState(point.state).is_terminal]
+        self._wire.cancel_jobs([point.id for point in live], by=self._who())
+        if not wait:
+            now = {point.id: point for point in self._points(name)}
+            return [now.get(point.id, point) for point in live]
+        ended = wait_for(self._wire, live, clock=self._parts.clock)
+        return [ended[point.id] for point in live]
+
+    def requeue(self, name: str) -> DoneView:
+        """Start a job again that has ended; of a sweep every point that failed or was cancelled."""
+        points = self._points(name)
+        if len(points) > 1:
+            points = [point for point in points if point.state in (JobState.FAILED, JobState.CANCELLED)]
+        return self._wire.requeue_jobs([point.id for point in points], by=self._who())
+
+    def priority(self, name: str, priority: int) -> DoneView:
+        """Put a job, or every point of a sweep, elsewhere in the line: the higher number goes first."""
+        return self._wire.set_priority_of_jobs([point.id for point in self._points(name)], priority, by=self._who())
+
+    def machines(self) -> tuple[MachineView, ...]:
+        """Give every machine of the fleet."""
+        return self._wire.machines()
+
+    def status(self) -> FleetStatus:
+        """Give the whole fleet in one look."""
+        return self._wire.status()
+
+    def leaderboard(self, metric: str = "", *, limit: int = 20) -> Leaderboard:
+        """Give completed jobs by a metric, best first."""
+        return self._wire.leaderboard(metric, limit=limit)
+
+    def get(self, name: str, folder: str | os.PathLike[str]) -> list[str]:
+        """Bring a job's result into a folder as plain files, verified, and give their paths.
+
+        Of a sweep every completed point gets a folder of its own, named like the point.
+        """
+        points = self._points(name)
+        is_sweep = len(points) > 1 or points[0].name.rpartition("/")[0] == name
+        files: list[str] = []
+        for point in points:
+            if is_sweep and point.state != JobState.COMPLETED:
+                continue
+            into = os.path.join(folder, point.label or point.name.rpartition("/")[2]) if is_sweep else os.fspath(folder)
+            files += self._get(point, os.path.abspath(into))
+        return files
+
+    def events(self, after: int | None = None) -> Iterator[FleetEvent]:
+        """Give what happens on the fleet, as it happens; `after` an event's id, everything behind that one first."""
+        return (event for event in self._wire.more_patient(_FOLLOW_S).events(after) if event is not None)
+
+    def close(self) -> None:
+        """Let go of its connections."""
+        self._transport.close()
+        self._parts.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _submission(
+        self, what: str | os.PathLike[str] | Submission | Iterable[JobOrder], *, rerun: bool, dry_run: bool
+    ) -> Submission:
+        if isinstance(what, Submission):
+            return what
+        parts = self._parts
+        if isinstance(what, str | os.PathLike):
+            path = os.path.abspath(os.path.join(parts.settings.folder, os.path.expanduser(what)))
+            orders = read_orders(path, desk=parts.desk(), code=parts.code, name=os.fspath(what))
+        else:
+            orders = Orders(jobs=tuple(what))
+        return orders.submission(
+            key="" if dry_run else "".join(f"{parts.entropy():08x}" for _ in range(_KEY_WORDS)),
+            submitter=self._who(),
+            on_changed_code=OnChangedCode.RERUN if rerun else OnChangedCode.KEEP,
+            dry_run=dry_run,
+        )
+
+    def _points(self, name: str) -> list[JobView]:
+        view = self._wire.job(name).job
+        return points_of(self._wire, name) if view.name.rpartition("/")[0] == name else [view]
+
+    def _get(self, point: JobView, into: str) -> list[str]:
+        story = self._wire.job(point.id)
+        wanted = FleetResult.of(point.name, point.id, story.bundle, recipe=point.recipe, machine=point.machine)
+        passage = Passage(line=self._wire, stop=threading.Event(), clock=self._parts.clock)
+        spool = os.path.join(self._parts.settings.state, "arriving")
+        laid_out = fetch_result(passage, wanted, into, store=self._parts.store, spool=spool)
+        return [os.path.join(laid_out.folder, file) for file in laid_out.files]
+
+    def _lines_of(self, client: FleetClient, job: str, attempt: int, *, follow: bool) -> Iterator[str]:
+        mirror = Mirrored(client, job, attempt, wants=log_files)
+        logs: dict[str, GrowingLines] = {}
+        try:
+            while True:
+                has_come = mirror.pull(wait_s=_HOLD_S if follow else 0.0)
+                for name in sorted(os.listdir(mirror.folder.log_folder)):
+                    log = logs.setdefault(name, GrowingLines(os.path.join(mirror.folder.log_folder, name)))
+                    for line in log.fresh():
+                        yield line.decode(errors="backslashreplace")
+                if not follow or (mirror.is_over and not has_come):
+                    break
+                if not has_come:
+                    self._parts.clock.sleep(_BETWEEN_S)
+            for log in logs.values():
+                for line in log.rest():
+                    yield line.decode(errors="backslashreplace")
+        finally:
+            mirror.close()
+
+    def _who(self) -> str:
+        return who_asks(self._parts.settings.environment)
+
+
+def _direct(found: Found) -> tuple[str, ...]:
+    """Give the coordinator's host if no proxy may stand before it: this computer, or its own network."""
+    host = read_address(found.url).origin.host
+    return (host,) if is_inner(host) else ()

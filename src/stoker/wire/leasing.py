@@ -1,0 +1,290 @@
+"""What a worker and its coordinator tell each other: hello, claim, start, renew, and the ways in which an attempt ends.
+
+TTLs travel as durations. A worker counts from before it sent the request, on a clock that also counts suspend; the
+coordinator waits longer than that by its grace, so neither needs the other's clock.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from stoker.model.leases import Partition, Token
+from stoker.model.names import LONGEST_NAME
+from stoker.wire.orders import JobId
+from stoker.wire.protocol import Message
+
+Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+"""As `model.names.is_node_name` has it."""
+Count = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
+"""What every database can hold."""
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Code = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_. -]+$")]
+"""A word for programs, such as a cause."""
+Fact = Annotated[str, Field(max_length=200)]
+Word = Annotated[str, Field(min_length=8, max_length=100, pattern=r"^[A-Za-z0-9_.:-]+$")]
+
+
+class Hello(Message):
+    """A worker's start: who it is and what its machine has."""
+
+    worker: Name
+    """The node's name: its host id."""
+    incarnation: Word
+    """Random per start. Leases belong to it; a new one ends what an old one held, at once."""
+    boot_id: Fact = ""
+    version: Fact = ""
+    """Of the program."""
+    capability: dict[str, Any]
+    """`Capability.to_dict()`."""
+    capability_digest: Fact
+    slots: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """How many jobs at once; nothing: as the cluster file says, else one per device."""
+    declared: dict[str, Any] = Field(default_factory=dict)
+    """What whoever started it declared: `cores`, `ram_bytes`, `gpus` …; the smaller of this and detection wins."""
+
+
+class Welcome(Message):
+    """The coordinator's answer to a hello."""
+
+    worker: str
+    generation: int
+    heartbeat_s: float
+    lease_s: float
+    start_s: float
+    claim_wait_s: float
+    server_s: float
+    """The coordinator's wall clock, to show the offset; nothing is decided by it."""
+    version: str
+    closed: str = ""
+    """Why it will get nothing: drained, cordoned, paused."""
+    drift: tuple[str, ...] = ()
+    """Where the cluster file and detection disagree."""
+    slots: int = 0
+    """How many jobs at once it may hold; 0: as many as it asked for."""
+
+
+class Measured(Message):
+    """What a worker measured just now."""
+
+    ram_available_bytes: int | None = None
+    disk_free_bytes: int | None = None
+    free_bytes: dict[str, int] = Field(default_factory=dict)
+    """Per device, what jobs of ours hold counted as free."""
+    closed: dict[str, str] = Field(default_factory=dict)
+    """Device → why nothing may be put on it; "" is the whole machine: its owner paused it, its disk is full."""
+
+
+class Claim(Message):
+    """A worker asks for work."""
+
+    request_id: Word
+    """A repeat gets the same grants, so that a lost answer strands no job."""
+    worker: Name
+    incarnation: Word
+    most: Annotated[int, Field(ge=0, le=256)] = 1
+    """How many jobs; 0: it has room for none, and only listens for orders."""
+    wait_s: Annotated[float, Field(ge=0, le=60)] = 0.0
+    """How long the question may be held open while there is nothing."""
+    stopping: Annotated[tuple[JobId, ...], Field(max_length=4096)] = ()
+    """Jobs of its own that are ending already: it needs no order for them."""
+    measured: Measured = Field(default_factory=Measured)
+
+
+class CheckpointBody(Message):
+    """A checkpoint that lies with the coordinator: where the next attempt goes on."""
+
+    scratch: JobId
+    """Which scratch folder it belongs to: the stage's key."""
+    tree: JobId
+    archive_sha256: JobId
+    size_bytes: Count
+    step: Count | None = None
+
+
+class Grant(Message):
+    """A lease on one job: all that a worker needs to try it."""
+
+    job: JobId
+    attempt: Count
+    epoch: Count
+    generation: Count
+    name: str
+    number: int = 0
+    label: str = ""
+    point: dict[str, Any] = Field(default_factory=dict)
+    recipe: str
+    schema_version: int = 1
+    args: dict[str, Any] = Field(default_factory=dict)
+    seed: int | None = None
+    folder: str = ""
+    code: dict[str, str] = Field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
+    timeout_s: float | None = None
+    on_partition: Partition = Partition.STOP
+    devices: tuple[str, ...] = ()
+    """UUIDs that placement gave it; none: it computes on the CPU."""
+    is_shared: bool = False
+    vram_bytes: int = 0
+    ram_bytes: int = 0
+    cores: int = 0
+    checkpoint: CheckpointBody | None = None
+    lease_s: float
+    start_s: float
+
+    def token(self) -> Token:
+        return Token(job=self.job, attempt=self.attempt, epoch=self.epoch, generation=self.generation)
+
+
+class LeaseReport(Message):
+    """What a worker says of one of its leases with a heartbeat."""
+
+    job: JobId
+    attempt: int
+    epoch: int
+    generation: int
+    is_alive: bool = True
+    """Its process lives: the worker looked, by pid and start time."""
+    step: int | None = None
+    of: int | None = None
+    metrics: dict[str, float] = Field(default_factory=dict)
+    stage: str = ""
+    says: str = ""
+    """One line for people: the stage, what it waits for, its last line."""
+
+    def token(self) -> Token:
+        return Token(job=self.job, attempt=self.attempt, epoch=self.epoch, generation=self.generation)
+
+
+class Renewal(Message):
+    """One heartbeat of a worker, for all of its leases."""
+
+    worker: Name
+    incarnation: Word
+    leases: tuple[LeaseReport, ...] = ()
+    measured: Measured = Field(default_factory=Measured)
+
+
+class Do(StrEnum):
+    """What the coordinator wants a worker to do with one of its leases."""
+
+    CANCEL = "cancel"
+    """Stop it, and confirm."""
+    DROP = "drop"
+    """It is no longer yours: stop it and drop its result."""
+    RELEASE = "release"
+    """Checkpoint, stop, give it back: the machine is drained or somebody else must run."""
+
+
+class LeaseOrder(Message):
+    """One such wish."""
+
+    job: str
+    epoch: int
+    do: Do
+    why: str = ""
+
+
+class Granted(Message):
+    """The answer to a claim: grants, or how many jobs wait for which reason; and early, what is wished of leases."""
+
+    grants: tuple[Grant, ...] = ()
+    waiting: dict[str, int] = Field(default_factory=dict)
+    """Reason → jobs that wait and that this worker could not be given."""
+    next_s: float | None = None
+    """In how long a job that was put off, after a failure say, may be had again; nothing: none was."""
+    orders: tuple[LeaseOrder, ...] = ()
+    """Told here as soon as they are known, and with every heartbeat until they are done."""
+    closed: str = ""
+    generation: int
+
+
+class Renewed(Message):
+    """The answer to a heartbeat."""
+
+    lease_s: float
+    heartbeat_s: float
+    generation: int
+    server_s: float
+    orders: tuple[LeaseOrder, ...] = ()
+    closed: str = ""
+
+
+class Tokened(Message):
+    """Every write of an attempt carries its token."""
+
+    attempt: Annotated[Count, Field(ge=1)]
+    epoch: Annotated[Count, Field(ge=1)]
+    generation: Count
+
+    def token(self, job: str) -> Token:
+        return Token(job=job, attempt=self.attempt, epoch=self.epoch, generation=self.generation)
+
+
+class Start(Tokened):
+    """The job's process runs."""
+
+    run: str = ""
+    """The attempt's folder on the worker, for people."""
+
+
+class Decline(Tokened):
+    """The worker looked again and will not start it. Costs no attempt."""
+
+    reason: Code
+    message: Annotated[str, Field(max_length=2000)] = ""
+
+
+class Release(Tokened):
+    """Given back, attempt not charged, checkpoint kept."""
+
+    why: Annotated[str, Field(max_length=2000)] = ""
+
+
+class Finish(Tokened):
+    """It completed; its bundle lies with the coordinator."""
+
+    tree: JobId
+    """The bundle's tree digest."""
+    archive_sha256: JobId
+    size_bytes: Count
+    metrics: dict[str, float] = Field(default_factory=dict)
+    seconds: Seconds = 0.0
+    code: dict[str, str] = Field(default_factory=dict)
+    facts: dict[str, Any] = Field(default_factory=dict)
+    """What is worth knowing of where it ran: interpreter, devices, peaks."""
+
+
+class Fail(Tokened):
+    """It failed."""
+
+    cause: Annotated[Code, Field(max_length=40)]
+    """A `model.retry.Cause`."""
+    message: Annotated[str, Field(max_length=4000)] = ""
+    hint: Annotated[str, Field(max_length=2000)] = ""
+    error: dict[str, Any] = Field(default_factory=dict)
+    exit_code: Annotated[int, Field(ge=-(1 << 31), le=(1 << 31) - 1)] = 1
+    seconds: Seconds = 0.0
+
+
+class CancelConfirmed(Tokened):
+    """The worker stopped it and saw that nothing of it runs."""
+
+    why: str = ""
+
+
+class PointCheckpoint(Tokened):
+    """The job goes on from here, should this attempt not finish. The bytes lie with the coordinator already."""
+
+    checkpoint: CheckpointBody
+
+
+class Settled(Message):
+    """What a write of an attempt did."""
+
+    job: str
+    state: str
+    is_repeat: bool = False
+    """It had been said before, in the same words; nothing changed."""

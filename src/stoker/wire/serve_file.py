@@ -1,0 +1,70 @@
+"""`state/serve.json`: where the coordinator of this home listens, so that every command here finds it with no set-up.
+
+Written by whoever serves, once it listens; it counts only as long as that very process lives. The operator's token
+stands in a file of its own beside it, which nobody else may read.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from stoker.host.durable import read_regular, write_file
+from stoker.host.identity import Liveness, ProcessIdentity, is_alive
+from stoker.model.frozen import frozen
+from stoker.model.json_text import dumps, loads
+
+NAME = "serve.json"
+TOKEN_NAME = "operator.token"  # noqa: S105 - the file's name
+_LARGEST_BYTES = 64 * 1024
+
+
+@frozen
+class ServeFile:
+    """What a coordinator tells the commands beside it."""
+
+    url: str
+    owner: ProcessIdentity
+    token_file: str = ""
+    """Where the operator's token stands; empty: none is wanted."""
+    version: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "v": 1,
+            "url": self.url,
+            "owner": self.owner.to_dict(),
+            "token_file": self.token_file,
+            "version": self.version,
+        }
+
+    def write(self, state: str) -> None:
+        """Write it into the state folder."""
+        write_file(os.path.join(state, NAME), dumps(self.to_dict(), indent=1).encode())
+
+    def token(self) -> str:
+        """Read the operator's token; empty where there is none that we may read."""
+        try:
+            return read_regular(self.token_file, _LARGEST_BYTES).decode().strip() if self.token_file else ""
+        except (OSError, ValueError):
+            return ""
+
+
+def read_serve_file(state: str) -> ServeFile | None:
+    """Give what the coordinator of this home says, whether or not it still lives; nothing if there is no such word."""
+    try:
+        raw = loads(read_regular(os.path.join(state, NAME), _LARGEST_BYTES))
+        return ServeFile(
+            url=str(raw["url"]),
+            owner=ProcessIdentity.from_dict(raw["owner"]),
+            token_file=str(raw.get("token_file", "")),
+            version=str(raw.get("version", "")),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def living_coordinator(state: str) -> ServeFile | None:
+    """Give the coordinator of this home if it runs on this machine now."""
+    found = read_serve_file(state)
+    return found if found is not None and is_alive(found.owner) is Liveness.ALIVE else None

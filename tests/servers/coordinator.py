@@ -1,0 +1,112 @@
+"""A real coordinator of this test process: its queue on a real database, served over HTTP from a thread.
+
+    with coordinator(url, tmp_path) as fleet:
+        fleet.client().submit(…)
+
+Threads that serve end with the block; what it kept stays in the folder.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stoker.coordinator.database.opening import open_database
+from stoker.coordinator.keeping.keeping import LocalKeeping
+from stoker.coordinator.matching.matcher import Matcher
+from stoker.coordinator.queue.queue import Queue
+from stoker.coordinator.service.access import rules_for
+from stoker.coordinator.service.connection import PATIENCE, Patience
+from stoker.coordinator.service.office import About
+from stoker.coordinator.service.rereading import Files
+from stoker.coordinator.service.running import Running, Stage
+from stoker.coordinator.service.service import Parts, Service
+from stoker.host.http.client import Urllib3Transport
+from stoker.host.http.settings import HttpSettings
+from stoker.host.listening import listen_at
+from stoker.model.clock import Clock, SystemClock
+from stoker.model.leases import Budgets, FleetTimes
+from stoker.wire.client import FleetClient
+
+TOKEN = "a-token-for-tests-only"
+PATIENCE_S = 60.0
+
+
+@dataclass(slots=True)
+class Fleet:
+    """One coordinator that serves."""
+
+    url: str
+    queue: Queue
+    keeping: LocalKeeping
+    stop: Callable[[], None]
+    said: list[str] = field(default_factory=list)
+    transports: list[Urllib3Transport] = field(default_factory=list)
+
+    def client(self, *, token: str = TOKEN) -> FleetClient:
+        """Give a client; it is closed with the coordinator."""
+        transport = Urllib3Transport(HttpSettings(user_agent="test"))
+        self.transports.append(transport)
+        return FleetClient(transport, self.url, clock=SystemClock(), token=token)
+
+
+@contextmanager
+def coordinator(
+    url: str,
+    folder: Path,
+    *,
+    times: FleetTimes | None = None,
+    clock: Clock | None = None,
+    patience: Patience = PATIENCE,
+    host: str = "127.0.0.1",
+    files: dict[str, Any] | None = None,
+) -> Iterator[Fleet]:
+    """Serve a database until the block ends."""
+    clock, times = clock or SystemClock(), times or FleetTimes()
+    with ExitStack() as held:
+        keeping = LocalKeeping(str(folder / "fleet"), clock)
+        held.callback(keeping.close)
+        database = open_database(url, clock=clock)
+        held.callback(database.close)
+        queue = Queue(
+            database,
+            clock=clock,
+            times=times,
+            budgets=Budgets(),
+            matcher=Matcher(starved_s=times.starved_s),
+            has_object=keeping.has_archive,
+        )
+        held.callback(queue.close)
+        listening = held.enter_context(listen_at(host, 0))
+        port = listening.getsockname()[1]
+        about = About(version="test", database=database.shown, started_s=clock.wall_s(), times=times)
+        parts = Parts(queue=queue, keeping=keeping, files=Files(queue, **files or {}), about=about, clock=clock)
+        rules = rules_for(token=TOKEN, host=host, port=port)
+        said: list[str] = []
+        is_ready = threading.Event()
+        running = Running(
+            Stage(
+                listening=listening,
+                make=lambda: Service(parts, rules, say=said.append),
+                on_ready=is_ready.set,
+                say=said.append,
+                patience=patience,
+            )
+        )
+        thread = threading.Thread(target=running.run, name="coordinator", daemon=True)
+        thread.start()
+        assert is_ready.wait(PATIENCE_S), "the coordinator did not come up"
+
+        def stop() -> None:
+            running.stop()
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive(), "the coordinator did not end"
+
+        held.callback(stop)
+        fleet = Fleet(f"http://{host}:{port}", queue, keeping, stop, said)
+        held.callback(lambda: [transport.close() for transport in fleet.transports])
+        yield fleet

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import resource
+import socket
+
+import pytest
+
+from stoker.host.listening import allow_many_files, listen_at, read_listen
+from stoker.model.errors import BadInput, Unavailable
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("127.0.0.1:7717", "127.0.0.1", 7717),
+        ("[::1]:0", "::1", 0),
+        ("[::1]", "::1", -1),
+        ("desk", "desk", -1),
+        (":80", "", 80),
+        ("", "", -1),
+    ],
+)
+def test_an_address_is_read_as_people_write_it(text: str, host: str, port: int):
+    assert read_listen(text) == (host, port)
+
+
+@pytest.mark.parametrize("text", ["desk:http", "desk:70000", "::1", "desk:-1", "desk:٣"])
+def test_what_is_no_address_is_refused(text: str):
+    with pytest.raises(BadInput):
+        read_listen(text)
+
+
+def test_a_port_in_use_is_said_to_be():
+    with listen_at("127.0.0.1", 0) as first:
+        first.listen()
+        port = first.getsockname()[1]
+        with pytest.raises(Unavailable, match=f"127.0.0.1:{port} is in use") as caught:
+            listen_at("127.0.0.1", port)
+        assert "--listen 127.0.0.1:0" in caught.value.hint
+
+
+def test_a_port_is_free_again_at_once():
+    with listen_at("127.0.0.1", 0) as first:
+        first.listen()
+        port = first.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            accepted, _ = first.accept()
+            accepted.close()
+    listen_at("127.0.0.1", port).close()
+
+
+def test_an_address_of_elsewhere_is_refused():
+    with pytest.raises(BadInput):
+        listen_at("192.0.2.1", 0)
+
+
+def test_as_many_connections_are_allowed_as_the_system_lets_us():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+        allow_many_files(600)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 600
+        allow_many_files(100)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 600
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
