@@ -1,0 +1,1 @@
+"""The database: its tables, its migrations, how it is opened, checked, backed up and restored."""

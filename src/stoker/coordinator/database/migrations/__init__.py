@@ -1,0 +1,1 @@
+"""The steps by which databases are brought up to date; Alembic runs them."""

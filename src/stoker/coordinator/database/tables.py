@@ -1,0 +1,261 @@
+"""The tables, for SQLite and PostgreSQL alike. `migrations/` makes them; a test holds the two together.
+
+Only coordinator time is stored. Columns that end in `_s` are seconds since 1970; JSON is text, written by us and read
+back whole. A job's row changes with its moves; what changes with every heartbeat lives in `leases`, a row per live job.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+
+METADATA = MetaData()
+# SQLite counts up by itself only in a column that is exactly INTEGER.
+COUNTED = BigInteger().with_variant(Integer, "sqlite")
+
+META = Table(
+    "meta",
+    METADATA,
+    Column("key", String(100), primary_key=True),
+    Column("value", Text, nullable=False),
+)
+"""`generation`, and `clock_s`: the latest time ever stored, so that time never goes back."""
+
+CLASSES = Table(
+    "classes",
+    METADATA,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("key", String(64), nullable=False, unique=True),
+    Column("wanted", Text, nullable=False),
+)
+"""Requirement classes: jobs that any machine treats alike. Pending jobs are kept apart by them."""
+
+JOBS = Table(
+    "jobs",
+    METADATA,
+    Column("seq", COUNTED, primary_key=True, autoincrement=True),
+    Column("id", String(64), nullable=False, unique=True),
+    Column("name", String(200), nullable=False),
+    Column("number", Integer, nullable=False, server_default="0"),
+    Column("label", Text, nullable=False, server_default=""),
+    Column("recipe", String(200), nullable=False),
+    Column("mode", String(200), nullable=False, server_default=""),
+    Column("spec", Text, nullable=False),
+    Column("code", String(64), nullable=False, server_default=""),
+    Column("class_id", Integer, ForeignKey("classes.id"), nullable=False),
+    Column("priority", Integer, nullable=False, server_default="0"),
+    Column("state", String(12), nullable=False),
+    Column("is_ready", Boolean, nullable=False),
+    Column("blockers", Integer, nullable=False, server_default="0"),
+    Column("not_before_s", Double, nullable=False, server_default="0"),
+    Column("since_s", Double, nullable=False),
+    Column("epoch", BigInteger, nullable=False, server_default="0"),
+    Column("attempt", Integer, nullable=False, server_default="0"),
+    Column("is_cancelling", Boolean, nullable=False, server_default=text("false")),
+    Column("user_failures", Integer, nullable=False, server_default="0"),
+    Column("lost", Integer, nullable=False, server_default="0"),
+    Column("declined", Integer, nullable=False, server_default="0"),
+    Column("submitter", String(200), nullable=False, server_default=""),
+    Column("source", Text, nullable=False, server_default=""),
+    Column("submitted_s", Double, nullable=False),
+    Column("changed_s", Double, nullable=False),
+    Column("started_s", Double),
+    Column("ended_s", Double),
+    Column("machine", String(200), nullable=False, server_default=""),
+    Column("cause", String(40), nullable=False, server_default=""),
+    Column("message", Text, nullable=False, server_default=""),
+    Column("hint", Text, nullable=False, server_default=""),
+    Column("error", Text, nullable=False, server_default=""),
+    Column("exit_code", Integer),
+    Column("tree", String(64), nullable=False, server_default=""),
+    Column("archive_sha256", String(64), nullable=False, server_default=""),
+    Column("size_bytes", BigInteger, nullable=False, server_default="0"),
+    Column("metrics", Text, nullable=False, server_default=""),
+    Column("seconds", Double),
+    Column("checkpoint", Text, nullable=False, server_default=""),
+    # The head of a class is the first row of this index, however many wait behind it.
+    Index(
+        "jobs_ready",
+        "class_id",
+        text("priority DESC"),
+        "seq",
+        sqlite_where=text("state = 'pending' AND is_ready"),
+        postgresql_where=text("state = 'pending' AND is_ready"),
+    ),
+    # Its condition stands in its columns too: without, SQLite prefers to go through all that are pending.
+    Index(
+        "jobs_delayed",
+        "state",
+        "not_before_s",
+        sqlite_where=text("state = 'pending' AND NOT is_ready AND blockers = 0"),
+        postgresql_where=text("state = 'pending' AND NOT is_ready AND blockers = 0"),
+    ),
+    # Lists: each filter finds its newest rows in order, and a completed job of a recipe is found among very many.
+    Index("jobs_by_name", "name", "seq", "number"),
+    Index("jobs_by_state", "state", "seq"),
+    Index("jobs_by_recipe", "recipe", "state", "seq"),
+    Index("jobs_by_machine", "machine", "seq"),
+    Index(
+        "jobs_by_source",
+        "source",
+        "seq",
+        sqlite_where=text("source <> ''"),
+        postgresql_where=text("source <> ''"),
+    ),
+)
+
+AFTER = Table(
+    "after",
+    METADATA,
+    Column("seq", BigInteger, ForeignKey("jobs.seq"), primary_key=True),
+    Column("before_seq", BigInteger, ForeignKey("jobs.seq"), primary_key=True),
+    Index("after_by_before", "before_seq"),
+)
+"""`seq` waits until `before_seq` has completed."""
+
+LEASES = Table(
+    "leases",
+    METADATA,
+    Column("seq", BigInteger, ForeignKey("jobs.seq"), primary_key=True, autoincrement=False),
+    Column("attempt", Integer, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("machine", String(200), nullable=False),
+    Column("incarnation", String(100), nullable=False),
+    Column("until_s", Double, nullable=False),
+    Column("devices", Text, nullable=False, server_default="[]"),
+    Column("is_shared", Boolean, nullable=False, server_default=text("false")),
+    Column("progress", Text, nullable=False, server_default=""),
+    Index("leases_by_machine", "machine"),
+)
+
+ATTEMPTS = Table(
+    "attempts",
+    METADATA,
+    Column("seq", BigInteger, ForeignKey("jobs.seq"), primary_key=True, autoincrement=False),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("machine", String(200), nullable=False),
+    Column("incarnation", String(100), nullable=False),
+    Column("capability", String(64), nullable=False, server_default=""),
+    Column("devices", Text, nullable=False, server_default="[]"),
+    Column("granted_s", Double, nullable=False),
+    Column("started_s", Double),
+    Column("ended_s", Double),
+    Column("ending", String(12), nullable=False, server_default=""),
+    Column("cause", String(40), nullable=False, server_default=""),
+    Column("message", Text, nullable=False, server_default=""),
+    Column("hint", Text, nullable=False, server_default=""),
+    Column("exit_code", Integer),
+    Column("tree", String(64), nullable=False, server_default=""),
+    Column("facts", Text, nullable=False, server_default=""),
+)
+
+EVENTS = Table(
+    "events",
+    METADATA,
+    Column("id", COUNTED, primary_key=True, autoincrement=True),
+    Column("at_s", Double, nullable=False),
+    Column("kind", String(40), nullable=False),
+    Column("seq", BigInteger),
+    Column("machine", String(200), nullable=False, server_default=""),
+    Column("attempt", Integer),
+    Column("epoch", BigInteger),
+    Column("generation", Integer, nullable=False),
+    Column("from_state", String(12), nullable=False, server_default=""),
+    Column("to_state", String(12), nullable=False, server_default=""),
+    Column("fields", Text, nullable=False, server_default=""),
+    Index("events_by_job", "seq", "id"),
+)
+"""Every move is one row, written in the same transaction."""
+
+MACHINES = Table(
+    "machines",
+    METADATA,
+    Column("name", String(200), primary_key=True),
+    Column("incarnation", String(100), nullable=False, server_default=""),
+    Column("outdated", Text, nullable=False, server_default=""),
+    Column("boot_id", String(100), nullable=False, server_default=""),
+    Column("version", String(40), nullable=False, server_default=""),
+    Column("capability", Text, nullable=False, server_default=""),
+    Column("capability_digest", String(64), nullable=False, server_default=""),
+    Column("slots", Integer),
+    Column("declared", Text, nullable=False, server_default=""),
+    Column("first_seen_s", Double, nullable=False),
+    Column("last_seen_s", Double, nullable=False),
+    Column("closed", String(12), nullable=False, server_default=""),
+    Column("why", Text, nullable=False, server_default=""),
+    Column("until_s", Double),
+    Column("closed_devices", Text, nullable=False, server_default=""),
+)
+"""`outdated`: JSON, incarnations before this one; `closed`: empty, drained, cordoned or paused; `closed_devices`: JSON,
+uuid → why.
+"""
+
+POLICIES = Table(
+    "policies",
+    METADATA,
+    Column("name", String(200), primary_key=True),
+    Column("policy", Text, nullable=False),
+    Column("source", Text, nullable=False, server_default=""),
+)
+"""What submitted manifests say about machines."""
+
+CLAIMS = Table(
+    "claims",
+    METADATA,
+    Column("request_id", String(100), primary_key=True),
+    Column("incarnation", String(100), nullable=False),
+    Column("at_s", Double, nullable=False),
+    Column("granted", Text, nullable=False),
+    Index("claims_by_time", "at_s"),
+)
+"""Which (seq, epoch) a request was granted, so that its repeat gets the same answer."""
+
+SUBMISSIONS = Table(
+    "submissions",
+    METADATA,
+    Column("key", String(200), primary_key=True),
+    Column("payload", String(64), nullable=False),
+    Column("at_s", Double, nullable=False),
+    Column("answer", Text, nullable=False),
+)
+
+BUNDLES = Table(
+    "bundles",
+    METADATA,
+    Column("id", COUNTED, primary_key=True, autoincrement=True),
+    Column("seq", BigInteger, ForeignKey("jobs.seq"), nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("tree", String(64), nullable=False),
+    Column("archive_sha256", String(64), nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("at_s", Double, nullable=False),
+    Column("is_pinned", Boolean, nullable=False, server_default=text("false")),
+    Column("pruned_s", Double),
+    UniqueConstraint("seq", "attempt"),
+    Index("bundles_by_archive", "archive_sha256"),
+)
+"""The append-only index of results: rows are added, and later marked as pruned, never changed otherwise."""
+
+COUNTERS = Table(
+    "counters",
+    METADATA,
+    Column("key", String(200), primary_key=True),
+    Column("value", BigInteger, nullable=False),
+)
+"""Kept by the writer in the same transaction: `state:pending` … and `class:7` (its ready jobs)."""

@@ -1,0 +1,238 @@
+"""The history checker: proves, job by job, that the queue kept its promises. Pure; rows in, violations out.
+
+    one_lease            at most one live lease per job, at any time; a live job has one
+    epochs_grow          epochs strictly grow with every grant and every requeue, and never return
+    no_stale_write       nothing was accepted under an old epoch, attempt or generation
+    terminal_is_final    a terminal state is only left by a requeue
+    waits_with_reason    every job has ended, is held, or waits for something that can be named
+    within_budgets       no job was granted again after its attempts were used up
+    bundle_has_bytes     no result is recorded whose bytes are not there
+    events_replay        the events alone lead to the state that the job's row shows
+    one_event_per_move   every move is exactly one event, of the kind that makes it
+    time_goes_on         stored time never goes back
+
+`admin db check` and the fault tests use it. It reads what was written down; what was never written down it can't know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from stoker.coordinator.replaying import LIVE, Replayed, Row, replay
+from stoker.model.budgets import Charge, charge_of
+from stoker.model.fleet_events import FleetKinds as Kinds
+from stoker.model.frozen import frozen
+from stoker.model.json_text import loads
+from stoker.model.leases import Budgets
+from stoker.model.lifecycle import JobState
+
+HasObject = Callable[[str], int | None]
+
+_CHARGED = frozenset({"failed", "expired"})
+_ENDINGS: dict[str, frozenset[str]] = {
+    Kinds.JOB_FINISHED: frozenset({"completed"}),
+    Kinds.JOB_FAILED: frozenset({"failed", "expired"}),
+    Kinds.JOB_RETRYING: frozenset({"failed", "expired"}),
+    Kinds.JOB_RELEASED: frozenset({"released"}),
+    Kinds.JOB_DECLINED: frozenset({"declined"}),
+    Kinds.JOB_EXPIRED: frozenset({"expired"}),
+    Kinds.JOB_CANCELLED: frozenset({"cancelled", "expired"}),
+}
+
+
+@frozen
+class Violation:
+    """A promise that was broken, and the rows that show it."""
+
+    rule: str
+    job: str
+    """Its id; empty if it is about no single one."""
+    message: str
+    rows: tuple[Row, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "rule": self.rule,
+            "job": self.job,
+            "message": self.message,
+            "rows": [{name: value for name, value in row.items() if name != "spec"} for row in self.rows],
+        }
+
+
+@frozen
+class JobHistory:
+    """Everything that is written down about one job: rows by column name, each sort in its order."""
+
+    job: Row
+    attempts: tuple[Row, ...] = ()
+    leases: tuple[Row, ...] = ()
+    events: tuple[Row, ...] = ()
+    bundles: tuple[Row, ...] = ()
+    before: tuple[str, ...] = ()
+    """The states of the jobs that it comes after."""
+
+
+def check_job(
+    history: JobHistory, *, budgets: Budgets | None = None, has_object: HasObject | None = None
+) -> tuple[Violation, ...]:
+    """Give every promise that was broken for one job. Without `has_object` nobody looks for bytes."""
+    return _Checking(history, budgets or Budgets(), has_object).violations()
+
+
+class _Checking:
+    """One job under the magnifying glass."""
+
+    def __init__(self, history: JobHistory, budgets: Budgets, has_object: HasObject | None) -> None:
+        self.history = history
+        self.job = history.job
+        self.budgets = budgets
+        self.has_object = has_object
+        self.replayed: Replayed = replay(history.events)
+        self.found: list[Violation] = []
+
+    def violations(self) -> tuple[Violation, ...]:
+        for one in self.replayed.contradictions:
+            self.say(one.rule, one.message, *one.rows)
+        self._events_lead_here()
+        self._attempts_are_told()
+        self._attempts_do_not_overlap()
+        self._lease_is_the_newest()
+        self._waits_with_reason()
+        self._within_budgets()
+        self._results_are_there()
+        return tuple(self.found)
+
+    def say(self, rule: str, message: str, *rows: Row) -> None:
+        self.found.append(Violation(rule=rule, job=self.job["id"], message=message, rows=rows))
+
+    def _events_lead_here(self) -> None:
+        replayed, job = self.replayed, self.job
+        if not self.history.events:
+            self.say("events_replay", "no event tells of it", job)
+            return
+        for word, told in (("state", replayed.state), ("epoch", replayed.epoch), ("attempt", replayed.attempt)):
+            if job[word] != told:
+                rule = "epochs_grow" if word == "epoch" and job[word] < told else "events_replay"
+                self.say(rule, f"its row says {word} {job[word]}, its events lead to {told}", job)
+
+    def _attempts_are_told(self) -> None:
+        """Hold attempts' rows against the events that granted and ended them."""
+        numbers = [attempt["attempt"] for attempt in self.history.attempts]
+        if numbers != list(range(1, self.job["attempt"] + 1)):
+            self.say("one_event_per_move", f"attempts {numbers} for {self.job['attempt']} grants", self.job)
+        last_epoch = 0
+        for attempt in self.history.attempts:
+            number, epoch = attempt["attempt"], attempt["epoch"]
+            if epoch <= last_epoch:
+                self.say("epochs_grow", f"attempt {number} has epoch {epoch} after {last_epoch}", attempt)
+            last_epoch = max(last_epoch, epoch)
+            granted = self.replayed.granted.get(number)
+            if granted is None:
+                self.say("one_event_per_move", f"no event tells of the grant of attempt {number}", attempt)
+            elif (granted["epoch"], granted["generation"]) != (epoch, attempt["generation"]):
+                self.say("events_replay", f"attempt {number} was granted under another token", granted, attempt)
+            self._ending_is_told(attempt)
+        if last_epoch > self.job["epoch"]:
+            self.say("epochs_grow", f"its epoch {self.job['epoch']} is behind its attempts'", self.job)
+
+    def _ending_is_told(self, attempt: Row) -> None:
+        ends = self.replayed.ended.get(attempt["attempt"], ())
+        ending, number = attempt["ending"], attempt["attempt"]
+        if not ends:
+            if ending:
+                self.say("one_event_per_move", f"no event tells how attempt {number} ended", attempt)
+            return
+        if ending not in _ENDINGS.get(ends[-1]["kind"], frozenset()):
+            said = ending or "that it goes on"
+            self.say("events_replay", f"attempt {number} says {said}, {ends[-1]['kind']} ended it", ends[-1], attempt)
+
+    def _attempts_do_not_overlap(self) -> None:
+        last: Row | None = None
+        for attempt in self.history.attempts:
+            if last is not None:
+                if last["ended_s"] is None:
+                    self.say("one_lease", f"attempt {last['attempt']} had not ended", last, attempt)
+                elif attempt["granted_s"] < last["ended_s"]:
+                    self.say("one_lease", f"attempts {last['attempt']} and {attempt['attempt']} overlap", last, attempt)
+            if bool(attempt["ending"]) != (attempt["ended_s"] is not None):
+                self.say(
+                    "events_replay", f"attempt {attempt['attempt']} ended without a time, or without a way", attempt
+                )
+            last = attempt
+
+    def _lease_is_the_newest(self) -> None:
+        job, leases = self.job, self.history.leases
+        is_live = job["state"] in LIVE
+        if len(leases) != int(is_live):
+            self.say("one_lease", f"a {job['state']} job with {len(leases)} leases", job, *leases)
+        for lease in leases:
+            held = (lease["epoch"], lease["attempt"])
+            if held != (job["epoch"], job["attempt"]):
+                self.say("no_stale_write", f"its lease is of epoch {held[0]}, attempt {held[1]}", job, lease)
+        open_ones = [attempt for attempt in self.history.attempts if not attempt["ending"]]
+        if len(open_ones) != int(is_live) or (is_live and open_ones[0]["attempt"] != job["attempt"]):
+            self.say("one_lease", f"a {job['state']} job with {len(open_ones)} attempts that go on", job, *open_ones)
+
+    def _waits_with_reason(self) -> None:
+        job = self.job
+        missing = sum(state != JobState.COMPLETED for state in self.history.before)
+        if job["state"] != JobState.PENDING:
+            if job["is_ready"]:
+                self.say("waits_with_reason", f"a {job['state']} job stands in the line", job)
+            return
+        if job["blockers"] != missing:
+            self.say("waits_with_reason", f"waits for {job['blockers']} jobs, and {missing} have not completed", job)
+        if job["is_ready"] and job["blockers"]:
+            self.say("waits_with_reason", f"in the line although it waits for {job['blockers']} jobs", job)
+        if not job["is_ready"] and not job["blockers"] and not job["not_before_s"]:
+            self.say("waits_with_reason", "not in the line, and it waits for nothing", job)
+
+    def _within_budgets(self) -> None:
+        """Count what ended badly since the last requeue; after the last try that was allowed nothing may be granted."""
+        allowed = max(self.budgets.user, _spec(self.job).get("attempts", 1))
+        failures = lost = 0
+        workers: set[str] = set()
+        for attempt in self.history.attempts:
+            if attempt["attempt"] <= self.replayed.since_requeue:
+                continue
+            if failures >= allowed or lost >= self.budgets.lost or len(workers) >= self.budgets.poisoned:
+                used_up = f"{failures} failures, {lost} lost, {len(workers)} workers went down"
+                self.say("within_budgets", f"attempt {attempt['attempt']} was granted after {used_up}", attempt)
+                return
+            if attempt["ending"] not in _CHARGED:
+                continue
+            charge = charge_of(attempt["cause"]) if attempt["cause"] else Charge.NONE
+            failures += charge is Charge.USER
+            lost += charge is Charge.LOST
+            if charge is Charge.LOST and attempt["ending"] == "expired" and attempt["started_s"] is not None:
+                workers.add(attempt["machine"])
+
+    def _results_are_there(self) -> None:
+        job, bundles = self.job, self.history.bundles
+        if job["state"] == JobState.COMPLETED:
+            newest = bundles[-1] if bundles else None
+            said = (job["tree"], job["archive_sha256"], job["attempt"])
+            if newest is None or (newest["tree"], newest["archive_sha256"], newest["attempt"]) != said:
+                self.say("bundle_has_bytes", "completed, and its result is not in the index", job, *bundles)
+        if self.has_object is None:
+            return
+        for bundle in bundles:
+            if bundle["pruned_s"] is None:
+                self._bytes_are_there(bundle["archive_sha256"], bundle["size_bytes"], "its result", bundle)
+        checkpoint = loads(job["checkpoint"]) if job["checkpoint"] else {}
+        # Of a job that has ended it may be pruned.
+        if checkpoint and not JobState(job["state"]).is_terminal:
+            self._bytes_are_there(checkpoint["archive_sha256"], checkpoint["size_bytes"], "its checkpoint", job)
+
+    def _bytes_are_there(self, sha256: str, size_bytes: int, what: str, row: Row) -> None:
+        has = self.has_object(sha256) if self.has_object is not None else size_bytes
+        if has is None:
+            self.say("bundle_has_bytes", f"{what} {sha256[:12]} is recorded, and its bytes are not there", row)
+        elif has != size_bytes:
+            self.say("bundle_has_bytes", f"{what} {sha256[:12]} has {has} bytes instead of {size_bytes}", row)
+
+
+def _spec(job: Row) -> dict[str, Any]:
+    spec = job.get("spec")
+    return loads(spec) if spec else {}

@@ -1,0 +1,191 @@
+"""What the writer knows without asking: live leases, machines, classes, claims, who waits, the next numbers.
+
+It is a copy of rows, made when the coordinator starts and changed together with them. A guarded statement that does not
+find its row shows that the copy is wrong; then it is thrown away and made again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from stoker.coordinator.matching.heads import Seat
+from stoker.coordinator.matching.matcher import Matcher
+from stoker.coordinator.queue.setting import CoordinatorTime
+from stoker.coordinator.queue.suspicion import Suspicion
+from stoker.coordinator.queue.waiting import Waiting
+from stoker.model.json_text import loads
+from stoker.model.leases import Token
+from stoker.model.nodes import Cluster
+from stoker.model.requirements import WantedJob
+from stoker.wire.orders import HostPolicy
+
+
+class Live:
+    """A live lease and what is needed of its job to end it."""
+
+    __slots__ = (
+        "attempt",
+        "attempts",
+        "blockers",
+        "class_id",
+        "declined",
+        "epoch",
+        "generation",
+        "id",
+        "incarnation",
+        "is_cancelling",
+        "is_changed",
+        "lost",
+        "machine",
+        "priority",
+        "progress",
+        "seat",
+        "seq",
+        "started_s",
+        "state",
+        "until_tick_s",
+        "user_failures",
+        "work",
+    )
+
+    def __init__(self, **fields: Any) -> None:
+        self.seq: int = fields["seq"]
+        self.id: str = fields["id"]
+        self.attempt: int = fields["attempt"]
+        self.epoch: int = fields["epoch"]
+        self.generation: int = fields["generation"]
+        self.machine: str = fields["machine"]
+        self.incarnation: str = fields["incarnation"]
+        self.class_id: int = fields["class_id"]
+        """Of its job now; its seat may still be of another one."""
+        self.priority: int = fields["priority"]
+        self.state: str = fields["state"]
+        self.seat: Seat = fields["seat"]
+        self.work: str = fields["work"]
+        """What jobs that run the same code have in common."""
+        self.attempts: int = fields["attempts"]
+        """How many failures of its own the job may have."""
+        self.user_failures: int = fields["user_failures"]
+        self.lost: int = fields["lost"]
+        self.declined: int = fields["declined"]
+        self.blockers: int = fields["blockers"]
+        self.is_cancelling: bool = fields["is_cancelling"]
+        self.started_s: float | None = fields["started_s"]
+        self.until_tick_s: float = fields["until_tick_s"]
+        """When it is over, on the monotonic scale."""
+        self.progress: str = fields["progress"]
+        self.is_changed = False
+        """Renewed since it was last written down."""
+
+    def is_token(self, token: Token) -> bool:
+        """Say whether a token is this lease's own."""
+        return (
+            token.epoch == self.epoch
+            and token.attempt == self.attempt
+            and token.generation == self.generation
+            and token.job == self.id
+        )
+
+
+class Machine:
+    """A machine that has said hello."""
+
+    __slots__ = ("closed_devices", "is_changed", "is_offered", "leases", "row", "seen_tick_s")
+
+    def __init__(self, row: dict[str, Any], closed_devices: dict[str, str], seen_tick_s: float) -> None:
+        self.row = row
+        """As it is stored."""
+        self.closed_devices = closed_devices
+        self.leases: dict[int, Live] = {}
+        """By the job's number."""
+        self.seen_tick_s = seen_tick_s
+        self.is_offered = False
+        """Whether matching counts on it: it was heard of lately."""
+        self.is_changed = False
+        """Seen since that was last written down."""
+
+    @property
+    def name(self) -> str:
+        return str(self.row["name"])
+
+    @property
+    def incarnation(self) -> str:
+        return str(self.row["incarnation"])
+
+    @property
+    def outdated(self) -> list[str]:
+        """Earlier starts of its worker, the oldest first: their late words do not count."""
+        return loads(self.row["outdated"]) if self.row["outdated"] else []
+
+    @property
+    def closed(self) -> str:
+        """Why it gets nothing; empty: it is open."""
+        if not self.row["closed"]:
+            return ""
+        why = self.row["why"]
+        return f"{self.row['closed']}: {why}" if why else str(self.row["closed"])
+
+
+class Claimed:
+    """What a request for work was granted."""
+
+    __slots__ = ("at_s", "granted", "incarnation")
+
+    def __init__(self, incarnation: str, at_s: float, granted: tuple[tuple[int, int], ...]) -> None:
+        self.incarnation = incarnation
+        self.at_s = at_s
+        self.granted = granted
+        """Job's number and epoch."""
+
+
+class Book:
+    """All of it."""
+
+    def __init__(self, time: CoordinatorTime, matcher: Matcher, generation: int) -> None:
+        self.time = time
+        self.matcher = matcher
+        self.generation = generation
+        self.live: dict[str, Live] = {}
+        """By the job's id."""
+        self.live_by_seq: dict[int, Live] = {}
+        self.machines: dict[str, Machine] = {}
+        self.classes: dict[WantedJob, int] = {}
+        self.class_sorts: dict[tuple[Any, ...], int] = {}
+        """The same by the fields of orders, so that thousands that are alike are soon known."""
+        self.waiting = Waiting(matcher.line)
+        self.claims: OrderedDict[str, Claimed] = OrderedDict()
+        """By request id, the oldest first."""
+        self.barred: dict[str, dict[int, float]] = {}
+        """Machine → job's number → until when (monotonic) it is not offered the job again, which it declined."""
+        self.cluster: Cluster | None = None
+        self.policies: dict[str, HostPolicy] = {}
+        self.listed: frozenset[str] = frozenset()
+        """Words that machines' allow and deny lists ask about."""
+        self.suspicion = Suspicion()
+        self.has_after = False
+        """Whether any job was ever to come after another."""
+        self.next_delay_s = float("inf")
+        """When the first delayed job is ready."""
+        self.seq = 0
+        self.event_id = 0
+        self.bundle_id = 0
+        self.class_id = 0
+
+    def add_live(self, live: Live) -> None:
+        """A lease begins."""
+        self.live[live.id] = live
+        self.live_by_seq[live.seq] = live
+        machine = self.machines.get(live.machine)
+        if machine is not None:
+            machine.leases[live.seq] = live
+        self.matcher.seat(live.seat)
+
+    def drop_live(self, live: Live) -> None:
+        """A lease has ended."""
+        del self.live[live.id]
+        del self.live_by_seq[live.seq]
+        machine = self.machines.get(live.machine)
+        if machine is not None:
+            machine.leases.pop(live.seq, None)
+        self.matcher.unseat(live.seat)

@@ -1,0 +1,147 @@
+"""Requirement classes: jobs that every machine treats alike, whatever they are called.
+
+A job's names belong to its class only as far as some machine's allow or deny list asks about them, so that a thousand
+names are still one class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from stoker.coordinator.queue.moves import enter_line, leave_line
+from stoker.coordinator.queue.rows import JobRow
+from stoker.coordinator.queue.turn import Turn
+from stoker.coordinator.queue.waiting import Ready
+from stoker.model.devices import Backend
+from stoker.model.digests import digest_value
+from stoker.model.frozen import fields_of
+from stoker.model.json_text import dumps, loads
+from stoker.model.nodes import Cluster
+from stoker.model.requirements import Requirements, WantedJob, Wish
+from stoker.wire.orders import HostPolicy
+
+
+def class_of(turn: Turn, spec: dict[str, Any]) -> int:
+    """Give the class of a job, by its order; a new one is written down."""
+    book = turn.book
+    name, recipe = _listed_names(spec, book.listed)
+    # Of thousands of jobs nearly all are alike: nothing else is made for those.
+    sort = (name, recipe, *spec["requirements"].items(), *spec["allowed_hosts"], None, *spec["prefer_hosts"])
+    class_id = book.class_sorts.get(sort)
+    if class_id is None:
+        class_id = book.class_sorts[sort] = _class_of_wanted(turn, _wanted(spec, name, recipe))
+    return class_id
+
+
+def _class_of_wanted(turn: Turn, wanted: WantedJob) -> int:
+    book = turn.book
+    known = book.classes.get(wanted)
+    if known is not None:
+        return known
+    book.class_id += 1
+    book.classes[wanted] = book.class_id
+    body = wanted_to_dict(wanted)
+    turn.write(
+        turn.statements.add_class, id=book.class_id, key=digest_value("requirement class", body), wanted=dumps(body)
+    )
+    turn.setting.matcher.put_class(book.class_id, wanted)
+    return book.class_id
+
+
+def wanted_of(spec: dict[str, Any], listed: frozenset[str]) -> WantedJob:
+    """Give what tells a job's class from others: requirements, wishes about machines, and names that lists ask for."""
+    return _wanted(spec, *_listed_names(spec, listed))
+
+
+def listed_words(cluster: Cluster | None, policies: Iterable[HostPolicy]) -> frozenset[str]:
+    """Give every word that an allow or deny list has."""
+    nodes = cluster.nodes if cluster is not None else ()
+    words = [word for node in nodes for word in (*node.allow_jobs, *node.deny_jobs)]
+    words += [word for policy in policies for word in (*(policy.allow_jobs or ()), *(policy.deny_jobs or ()))]
+    return frozenset(words)
+
+
+def wanted_to_dict(wanted: WantedJob) -> dict[str, Any]:
+    """Give a class as its row holds it."""
+    return {
+        "name": wanted.name,
+        "model": wanted.model,
+        "requirements": {
+            name: str(value) if isinstance(value, Wish | Backend) else value
+            for name, value in fields_of(wanted.requirements).items()
+        },
+        "allowed_hosts": list(wanted.allowed_hosts),
+        "preferred_hosts": list(wanted.preferred_hosts),
+    }
+
+
+def wanted_from_dict(body: dict[str, Any]) -> WantedJob:
+    """Read it back."""
+    return WantedJob(
+        name=body["name"],
+        model=body["model"],
+        requirements=_requirements(body["requirements"]),
+        allowed_hosts=tuple(body["allowed_hosts"]),
+        preferred_hosts=tuple(body["preferred_hosts"]),
+    )
+
+
+def reclassify(turn: Turn, words: frozenset[str]) -> int:
+    """Put open jobs that go by one of these words into the class that they belong to now; says how many moved."""
+    if not words:
+        return 0
+    names = words | {word.rpartition("/")[0] for word in words}
+    recipes = [
+        recipe
+        for (recipe,) in turn.read(turn.queries.open_recipes)
+        if recipe in words or recipe.rpartition("/")[2] in words
+    ]
+    rows = turn.read(turn.queries.open_called, names=turn.many(sorted(names)), recipes=turn.many(recipes))
+    moved = 0
+    for row in (JobRow(*row) for row in rows):
+        class_id = class_of(turn, loads(row.spec))
+        if class_id != row.class_id:
+            _move_class(turn, row, class_id)
+            moved += 1
+    return moved
+
+
+def _listed_names(spec: dict[str, Any], listed: frozenset[str]) -> tuple[str, str]:
+    """Give a job's name and recipe as far as lists ask about them."""
+    if not listed:
+        return "", ""
+    name, recipe = spec["name"], spec["recipe"]
+    shown = f"{name}/{spec['number']}" if spec.get("number") else name
+    is_recipe = recipe in listed or recipe.rpartition("/")[2] in listed
+    return shown if shown in listed else name if name in listed else "", recipe if is_recipe else ""
+
+
+def _wanted(spec: dict[str, Any], name: str, recipe: str) -> WantedJob:
+    return WantedJob(
+        name=name,
+        model=recipe,
+        requirements=_requirements(spec["requirements"]),
+        allowed_hosts=tuple(sorted(spec["allowed_hosts"])),
+        preferred_hosts=tuple(sorted(spec["prefer_hosts"])),
+    )
+
+
+def _move_class(turn: Turn, row: JobRow, class_id: int) -> None:
+    turn.move(row.seq)
+    turn.write(turn.statements.set_class, at_seq=row.seq, was_epoch=row.epoch, was_state=row.state, class_id=class_id)
+    live = turn.book.live_by_seq.get(row.seq)
+    if live is not None:
+        live.class_id = class_id
+    elif row.is_ready and row.state == "pending":
+        leave_line(turn, row.class_id, row.priority, row.seq)
+        enter_line(turn, Ready(*row._replace(class_id=class_id)[:12]))
+
+
+def _requirements(needs: dict[str, Any]) -> Requirements:
+    said = dict(needs)
+    if "wish" in said:
+        said["wish"] = Wish(said["wish"])
+    if "backend" in said:
+        said["backend"] = Backend(said["backend"])
+    return Requirements(**said)

@@ -1,0 +1,199 @@
+"""What may be asked of the queue. Workers' words are the wire's own messages; these are the others, and the envelopes.
+
+Every command is answered by exactly one answer or one `StokerError`, after its transaction is durable.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+from stoker.hardware.placement.offer import Offer
+from stoker.model.frozen import fresh, frozen
+from stoker.model.nodes import Cluster
+from stoker.model.requirements import WantedJob
+from stoker.wire.leasing import (
+    CancelConfirmed,
+    Claim,
+    Decline,
+    Fail,
+    Finish,
+    Granted,
+    Hello,
+    PointCheckpoint,
+    Release,
+    Renewal,
+    Renewed,
+    Settled,
+    Start,
+    Welcome,
+)
+from stoker.wire.orders import Submission, Submitted
+
+Said: TypeAlias = Start | Decline | Release | Finish | Fail | CancelConfirmed | PointCheckpoint
+
+
+@frozen
+class Write:
+    """An attempt's own word about its job."""
+
+    job: str
+    said: Said
+
+
+@frozen
+class CancelJobs:
+    """Somebody no longer wants these jobs (ids): a durable intent; pending ones end at once."""
+
+    jobs: tuple[str, ...]
+    by: str = ""
+
+
+@frozen
+class RequeueJobs:
+    """Start terminal jobs again, under higher epochs. A pending one stays; a live one is refused with its story."""
+
+    jobs: tuple[str, ...]
+    by: str = ""
+
+
+@frozen
+class SetPriority:
+    """Put jobs elsewhere in the line."""
+
+    jobs: tuple[str, ...]
+    priority: int
+    by: str = ""
+
+
+@frozen
+class PinJobs:
+    """Keep the results of jobs (every row of theirs in `bundles`) whatever is pruned, or let go of them again."""
+
+    jobs: tuple[str, ...]
+    is_pinned: bool = True
+    by: str = ""
+
+
+@frozen
+class PruneBundles:
+    """Mark rows of `bundles` (ids) as pruned, before their bytes go. Pinned ones, and those that are marked, stay.
+
+    Answered by `Done`: `changed` are the ids that were marked.
+    """
+
+    bundles: tuple[int, ...]
+    by: str = ""
+
+
+class Closing(StrEnum):
+    """Ways in which a machine takes no more work."""
+
+    DRAIN = "drained"
+    """What runs there finishes."""
+    CORDON = "cordoned"
+    """The same for a machine, or for some of its devices, that somebody mistrusts."""
+    PAUSE = "paused"
+    """Its owner needs it: what runs there checkpoints and goes back to the queue."""
+
+
+@frozen
+class CloseMachine:
+    """Give a machine, or some of its devices, nothing more, perhaps until a time."""
+
+    machine: str
+    how: Closing
+    devices: tuple[str, ...] = ()
+    """UUIDs; none: the whole machine."""
+    why: str = ""
+    for_s: float | None = None
+    by: str = ""
+
+
+@frozen
+class OpenMachine:
+    """Take that back."""
+
+    machine: str
+    devices: tuple[str, ...] = ()
+    by: str = ""
+
+
+@frozen
+class ForgetMachine:
+    """Remove a machine that holds no lease; refused while it holds one."""
+
+    machine: str
+    by: str = ""
+
+
+@frozen
+class Declare:
+    """The coordinator's own cluster file, read again. Policies of submitted manifests overlay it by name."""
+
+    cluster: Cluster | None
+    source: str = ""
+
+
+@frozen
+class Sweep:
+    """Look once for what time alone has changed: leases that ended, starts that did not come, delays that are over."""
+
+
+@frozen
+class Look:
+    """Show the machines as matching sees them at this moment, for explanations. Changes nothing."""
+
+
+@frozen
+class Looked:
+    """What was seen."""
+
+    offers: tuple[Offer, ...] = ()
+    """Machines that are counted on, as they stand."""
+    wanted: dict[int, WantedJob] = fresh(factory=dict)
+    """What jobs of each class want."""
+    drift: dict[str, tuple[str, ...]] = fresh(factory=dict)
+    """Machine → where its declaration and detection disagree."""
+
+
+@frozen
+class SweepDone:
+    """What it found."""
+
+    expired: tuple[str, ...] = ()
+    readied: int = 0
+    opened: tuple[str, ...] = ()
+    forgotten_claims: int = 0
+    next_s: float | None = None
+    """When the next thing falls due, on the coordinator's clock."""
+
+
+@frozen
+class Done:
+    """What an operator's command did, job by job or machine by machine."""
+
+    changed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    data: dict[str, Any] = fresh(factory=dict)
+
+
+Command: TypeAlias = (
+    Submission
+    | Hello
+    | Claim
+    | Renewal
+    | Write
+    | CancelJobs
+    | RequeueJobs
+    | SetPriority
+    | PinJobs
+    | PruneBundles
+    | CloseMachine
+    | OpenMachine
+    | ForgetMachine
+    | Declare
+    | Sweep
+    | Look
+)
+Answer: TypeAlias = Submitted | Welcome | Granted | Renewed | Settled | Done | SweepDone | Looked

@@ -1,0 +1,185 @@
+"""A submission made ready before it is the writer's turn: ids checked, orders written as text, faults all at once.
+
+Nothing here knows the database, so it is done in the asker's own thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from stoker.host.names import name_fault
+from stoker.model.digests import digest_bytes, digest_value
+from stoker.model.errors import Fault, Faults
+from stoker.model.frozen import frozen
+from stoker.model.ids import job_id
+from stoker.model.json_text import dumps
+from stoker.model.names import JOB_NAME_RULE, is_job_name
+from stoker.wire.orders import JobOrder, Submission
+
+_MOST_INT = (1 << 31) - 1
+_MOST_FAULTS = 100
+_TAGGED = ("NaN", "Infinity", '"$')
+_STORED_AS_TEXT = ("recipe", "mode")
+
+
+@frozen
+class Draft:
+    """One order, ready to be stored."""
+
+    order: JobOrder
+    text: str
+    """The order as it is stored: JSON, without its id."""
+    code: str
+    """The digest of its code; empty if it names none."""
+
+    @property
+    def shown(self) -> str:
+        """What people call it."""
+        return f"{self.order.name}/{self.order.number}" if self.order.number else self.order.name
+
+    @property
+    def placed_by(self) -> dict[str, Any]:
+        """What decides its class, as its stored text has it."""
+        order = self.order
+        return {
+            "name": order.name,
+            "number": order.number,
+            "recipe": order.recipe,
+            "requirements": order.requirements.__dict__,
+            "allowed_hosts": order.allowed_hosts,
+            "prefer_hosts": order.prefer_hosts,
+        }
+
+
+@frozen
+class Drafts:
+    """All orders of a submission, each id once."""
+
+    all: tuple[Draft, ...]
+    payload: str
+    """The digest of everything asked for, if it came with a key."""
+    twins: dict[str, str]
+    """Orders that are another one's job → what that one is called, by their own names."""
+
+
+def draft(submission: Submission) -> Drafts:
+    """Check a submission as far as it can be checked by itself.
+
+    Raises `Faults`, with all that is wrong.
+    """
+    faults: list[Fault] = []
+    drafts: dict[str, Draft] = {}
+    twins: dict[str, str] = {}
+    for at, order in enumerate(submission.jobs):
+        why = _wrong(order)
+        if why:
+            faults.append(Fault(f"jobs[{at}] {order.name[:80]}", why))
+            continue
+        one = _draft(order)
+        first = drafts.setdefault(order.id, one)
+        if first is not one:
+            twins[one.shown] = first.shown
+    faults += _circles(drafts.values())
+    if faults:
+        raise Faults(
+            f"{len(faults)} of {len(submission.jobs)} jobs can't be taken",
+            faults=tuple(faults[:_MOST_FAULTS]),
+            count=len(faults),
+            hint="nothing was submitted",
+        )
+    payload = digest_bytes(submission.model_dump_json(exclude={"key"}).encode()) if submission.key else ""
+    return Drafts(all=tuple(drafts.values()), payload=payload, twins=twins)
+
+
+def _draft(order: JobOrder) -> Draft:
+    text = order.model_dump_json(exclude={"id"})
+    if any(sign in text for sign in _TAGGED):
+        # Those are written otherwise in our own JSON.
+        text = dumps(order.model_dump(mode="json", exclude={"id"}))
+    return Draft(order=order, text=text, code=digest_value("job code", order.code) if order.code else "")
+
+
+def _wrong(order: JobOrder) -> str:
+    if called := _wrongly_called(order):
+        return called
+    try:
+        made_of = job_id(
+            recipe=order.recipe,
+            schema_version=order.schema_version,
+            args=order.identity,
+            mode=order.mode,
+            seed=order.seed,
+            split_recipe=order.split_recipe,
+            train_hosts=order.train_hosts,
+        )
+    except (TypeError, ValueError) as error:
+        return f"its identity can't be encoded: {error}"
+    if made_of != order.id:
+        return f"its id {order.id[:12]} is not that of what it asks for ({made_of[:12]})"
+    return ""
+
+
+def _wrongly_called(order: JobOrder) -> str:
+    """Say what is wrong with what people will know a job by: its name and label become folders, and are typed."""
+    if order.number > _MOST_INT:
+        return f"number {order.number} is too large"
+    if not is_job_name(order.name):
+        return f"no name for a job: {JOB_NAME_RULE}"
+    if order.label and (fault := "it has a slash" if "/" in order.label else name_fault(order.label)):
+        return f"its label can't be a folder's name: {fault}"
+    if any("\0" in getattr(order, field) for field in _STORED_AS_TEXT):
+        return "a recipe or mode holds a NUL character"
+    return ""
+
+
+def _circles(drafts: Collection[Draft]) -> list[Fault]:
+    """Find jobs of one submission that wait for themselves, directly or through others.
+
+    A word in `after` stands for all jobs of that name: it is a place of its own on the way, so that a thousand jobs
+    that wait for a thousand are two thousand steps and not a million.
+    """
+    if not any(one.order.after for one in drafts):
+        return []
+    jobs: dict[str, list[str]] = {}
+    """Word → the jobs that it stands for, as `name/number`."""
+    words: dict[str, tuple[str, ...]] = {}
+    """Job → the words that it waits for."""
+    for one in drafts:
+        place = f"{one.order.name}/{one.order.number}"
+        words[place] = one.order.after
+        for word in {one.order.name, one.shown}:
+            jobs.setdefault(word, []).append(place)
+    steps: dict[tuple[str, bool], list[tuple[str, bool]]] = {
+        **{(word, False): [(place, True) for place in places] for word, places in jobs.items()},
+        **{(place, True): [(word, False) for word in after if word in jobs] for place, after in words.items()},
+    }
+    done: set[tuple[str, bool]] = set()
+    return [
+        Fault(circle[0], f"waits for itself: {' → '.join(circle)}")
+        for start in steps
+        if start not in done and (circle := _circle_from(start, steps, done))
+    ]
+
+
+def _circle_from(
+    start: tuple[str, bool], steps: dict[tuple[str, bool], list[tuple[str, bool]]], done: set[tuple[str, bool]]
+) -> list[str]:
+    """Walk along what somebody waits for; gives the words on the way back to one that was met, if there is one."""
+    path: dict[tuple[str, bool], None] = {}
+    stack: list[tuple[tuple[str, bool], bool]] = [(start, False)]
+    while stack:
+        at, is_left = stack.pop()
+        if is_left:
+            del path[at]
+            done.add(at)
+        elif at in path:
+            way = list(path)
+            done.update(way)
+            circle = [word for word, is_job in way[way.index(at) :] if not is_job]
+            return [*circle, circle[0]]
+        elif at not in done:
+            path[at] = None
+            stack.append((at, True))
+            stack += [(step, False) for step in steps[at]]
+    return []

@@ -1,0 +1,109 @@
+"""Make the writer's copy of the rows: at a start, and whenever the copy may be wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.coordinator.database.writer_connection import WriterConnection
+from stoker.coordinator.matching.heads import Seat
+from stoker.coordinator.queue.book import Book, Claimed, Live, Machine
+from stoker.coordinator.queue.classes import listed_words, wanted_from_dict
+from stoker.coordinator.queue.queries import MACHINE_COLUMNS, Queries
+from stoker.coordinator.queue.rows import LeaseRow
+from stoker.coordinator.queue.setting import CoordinatorTime, Setting
+from stoker.model.json_text import loads
+from stoker.model.leases import FleetTimes
+from stoker.wire.orders import HostPolicy
+
+_LATELY_S = 3600.0
+
+
+def load(connection: WriterConnection, queries: Queries, setting: Setting, old: Book | None, lease_s: float) -> Book:
+    """Read everything. Leases start anew: nobody is judged by a renewal that may have been lost with the process.
+
+    Of an `old` copy, what is in no row is kept: the time, the coordinator's own file, who declined what, and who was
+    silent. What matching was told is forgotten with it, whatever became of it on the way.
+    """
+    connection.begin()
+    try:
+        meta = dict(connection.read(queries.meta))
+        (newest,) = connection.read(queries.newest)
+        time = old.time if old is not None else CoordinatorTime(setting.clock, _stored_s(meta, newest))
+        setting.matcher.clear()
+        book = Book(time, setting.matcher, int(meta.get("generation", "1")))
+        if old is not None:
+            book.barred = old.barred
+        book.seq, book.event_id, book.bundle_id = (number or 0 for number in newest[:3])
+        book.next_delay_s = float("inf") if newest[4] is None else newest[4]
+        book.has_after = newest[5] is not None
+        _load_classes(connection, queries, book)
+        _load_policies(connection, queries, book, old)
+        _load_machines(connection, queries, book, old)
+        for row in connection.read(queries.leases):
+            book.add_live(_live(LeaseRow(*row), setting.times, time.tick_s(), lease_s))
+        _load_waiting(connection, queries, book)
+    finally:
+        connection.roll_back()
+    return book
+
+
+def _stored_s(meta: dict[str, str], newest: tuple[Any, ...]) -> float:
+    return max(float(meta.get("clock_s", "0")), newest[3] or 0.0)
+
+
+def _load_classes(connection: WriterConnection, queries: Queries, book: Book) -> None:
+    for class_id, _, text in connection.read(queries.classes):
+        wanted = wanted_from_dict(loads(text))
+        book.classes[wanted] = class_id
+        book.class_id = max(book.class_id, class_id)
+        book.matcher.put_class(class_id, wanted)
+
+
+def _load_policies(connection: WriterConnection, queries: Queries, book: Book, old: Book | None) -> None:
+    book.cluster = old.cluster if old is not None else None
+    for (text,) in connection.read(queries.policies):
+        policy = HostPolicy.model_validate_json(text)
+        book.policies[policy.name] = policy
+    book.listed = listed_words(book.cluster, book.policies.values())
+
+
+def _load_machines(connection: WriterConnection, queries: Queries, book: Book, old: Book | None) -> None:
+    """Machines are offered work when they next speak; those that did lately are expected to."""
+    rows = [dict(zip(MACHINE_COLUMNS, row, strict=True)) for row in connection.read(queries.machines)]
+    lately_s = max((fields["last_seen_s"] for fields in rows), default=0.0) - _LATELY_S
+    for fields in rows:
+        closed = loads(fields["closed_devices"]) if fields["closed_devices"] else {}
+        is_expected = fields["last_seen_s"] >= lately_s
+        machine = Machine(fields, closed, book.time.tick_s() if is_expected else float("-inf"))
+        book.machines[machine.name] = machine
+        before = old.machines.get(machine.name) if old is not None else None
+        if before is not None:
+            machine.seen_tick_s = before.seen_tick_s
+
+
+def _live(row: LeaseRow, times: FleetTimes, tick_s: float, lease_s: float) -> Live:
+    spec = loads(row.spec)
+    started_s = row.started_s if row.state == "running" else None
+    lasts_s = lease_s + times.grace_s
+    return Live(
+        **{name: getattr(row, name) for name in LeaseRow._fields if name not in ("started_s", "is_cancelling")},
+        seat=Seat(
+            machine=row.machine,
+            class_id=row.class_id,
+            devices=tuple(loads(row.devices)),
+            is_shared=bool(row.is_shared),
+        ),
+        work=f"{spec['recipe']} {spec['name']}",
+        attempts=spec.get("attempts", 1),
+        is_cancelling=bool(row.is_cancelling),
+        started_s=started_s,
+        until_tick_s=tick_s + (lasts_s if started_s is not None else max(times.start_s, lasts_s)),
+    )
+
+
+def _load_waiting(connection: WriterConnection, queries: Queries, book: Book) -> None:
+    for class_id in book.classes.values():
+        for priority, count in connection.read(queries.levels, of_class=class_id):
+            book.waiting.put_count(class_id, priority, count)
+    for request_id, incarnation, at_s, granted in connection.read(queries.claims):
+        book.claims[request_id] = Claimed(incarnation, at_s, tuple((seq, epoch) for seq, epoch in loads(granted)))

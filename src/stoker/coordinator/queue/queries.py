@@ -1,0 +1,137 @@
+"""What the writer reads, compiled once for its database."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, bindparam, func, select, text
+from sqlalchemy.engine import Dialect
+
+from stoker.coordinator.database.prepared import Prepared, one_of
+from stoker.coordinator.database.tables import (
+    AFTER,
+    ATTEMPTS,
+    BUNDLES,
+    CLAIMS,
+    CLASSES,
+    EVENTS,
+    JOBS,
+    LEASES,
+    MACHINES,
+    META,
+    POLICIES,
+    SUBMISSIONS,
+)
+from stoker.coordinator.queue.rows import LEASE_FIELDS, READY_FIELDS, JobRow, LeaseRow
+
+# Literals: SQLite uses a partial index only for a condition that it can compare with the index's own.
+READY = text("jobs.state = 'pending' AND jobs.is_ready")
+DELAYED = text("jobs.state = 'pending' AND NOT jobs.is_ready AND jobs.blockers = 0")
+
+MACHINE_COLUMNS = tuple(MACHINES.columns.keys())
+
+
+class Queries:
+    """By name."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._make_loading()
+        self._make_waiting()
+        self._make_jobs()
+        self.submission = self._read(
+            select(SUBMISSIONS.c.payload, SUBMISSIONS.c.answer).where(SUBMISSIONS.c.key == bindparam("of_key"))
+        )
+
+    def _make_loading(self) -> None:
+        """Everything that the writer keeps in memory."""
+        self.meta = self._read(select(META.c.key, META.c.value))
+        self.classes = self._read(select(CLASSES.c.id, CLASSES.c.key, CLASSES.c.wanted))
+        self.newest = self._read(
+            select(
+                select(func.max(JOBS.c.seq)).scalar_subquery(),
+                select(func.max(EVENTS.c.id)).scalar_subquery(),
+                select(func.max(BUNDLES.c.id)).scalar_subquery(),
+                select(EVENTS.c.at_s).order_by(EVENTS.c.id.desc()).limit(1).scalar_subquery(),
+                select(func.min(JOBS.c.not_before_s)).where(DELAYED).scalar_subquery(),
+                select(AFTER.c.seq).limit(1).scalar_subquery(),
+            )
+        )
+        own, others = LEASE_FIELDS, LeaseRow._fields[len(LEASE_FIELDS) :]
+        columns = [LEASES.c[name] for name in own] + [JOBS.c[name] for name in others]
+        self.leases = self._read(
+            select(*columns).join_from(LEASES, JOBS, JOBS.c.seq == LEASES.c.seq).order_by(LEASES.c.seq)
+        )
+        self.machines = self._read(select(*[MACHINES.c[name] for name in MACHINE_COLUMNS]))
+        self.policies = self._read(select(POLICIES.c.policy))
+        self.claims = self._read(
+            select(CLAIMS.c.request_id, CLAIMS.c.incarnation, CLAIMS.c.at_s, CLAIMS.c.granted).order_by(CLAIMS.c.at_s)
+        )
+        # A class at a time, along its index: over all classes, SQLite would go through every pending row.
+        self.levels = self._read(
+            select(JOBS.c.priority, func.count())
+            .where(READY, JOBS.c.class_id == bindparam("of_class"))
+            .group_by(JOBS.c.priority)
+        )
+
+    def _make_waiting(self) -> None:
+        waiting = select(*[JOBS.c[name] for name in READY_FIELDS])
+        self.page = self._read(
+            waiting.where(
+                READY,
+                JOBS.c.class_id == bindparam("of_class"),
+                JOBS.c.priority == bindparam("of_priority"),
+                JOBS.c.seq > bindparam("after_seq"),
+            )
+            .order_by(JOBS.c.seq)
+            .limit(bindparam("most"))
+            .with_for_update(skip_locked=True)
+        )
+        self.delayed = self._read(
+            waiting.where(DELAYED, JOBS.c.not_before_s <= bindparam("now_s"))
+            .order_by(JOBS.c.not_before_s)
+            .limit(bindparam("most"))
+        )
+        self.next_delay = self._read(select(func.min(JOBS.c.not_before_s)).where(DELAYED))
+
+    def _make_jobs(self) -> None:
+        jobs = select(*[JOBS.c[name] for name in JobRow._fields])
+        self.jobs_by_id = self._read(jobs.where(self._one_of(JOBS.c.id, "ids")))
+        self.jobs_by_seq = self._read(jobs.where(self._one_of(JOBS.c.seq, "seqs")).order_by(JOBS.c.seq))
+        is_open = text("jobs.state IN ('pending', 'claimed', 'running')")
+        self.open_recipes = self._read(select(JOBS.c.recipe).where(is_open).distinct())
+        called = self._one_of(JOBS.c.name, "names") | self._one_of(JOBS.c.recipe, "recipes")
+        self.open_called = self._read(jobs.where(is_open, called).order_by(JOBS.c.seq))
+        self.names = self._read(
+            select(JOBS.c.seq, JOBS.c.name, JOBS.c.number, JOBS.c.state).where(self._one_of(JOBS.c.name, "names"))
+        )
+        self.before = self._read(
+            select(AFTER.c.seq, AFTER.c.before_seq, JOBS.c.state)
+            .join_from(AFTER, JOBS, JOBS.c.seq == AFTER.c.before_seq)
+            .where(self._one_of(AFTER.c.seq, "seqs"))
+        )
+        self.followers = self._read(select(AFTER.c.seq).where(self._one_of(AFTER.c.before_seq, "seqs")))
+        self.of_source = self._read(
+            select(JOBS.c.id, JOBS.c.name, JOBS.c.number)
+            .where(JOBS.c.source == bindparam("of_source"), text("jobs.source <> '' AND jobs.state = 'pending'"))
+            .order_by(JOBS.c.seq)
+        )
+        results = select(BUNDLES.c.id, BUNDLES.c.seq, BUNDLES.c.is_pinned, BUNDLES.c.pruned_s)
+        self.results = self._read(results.where(self._one_of(BUNDLES.c.id, "ids")).order_by(BUNDLES.c.id))
+        self.results_of = self._read(results.where(self._one_of(BUNDLES.c.seq, "seqs")))
+        of_attempt = (ATTEMPTS.c.seq == bindparam("of_seq"), ATTEMPTS.c.attempt == bindparam("of_attempt"))
+        self.attempt = self._read(
+            select(ATTEMPTS.c.epoch, ATTEMPTS.c.generation, ATTEMPTS.c.ending, ATTEMPTS.c.tree).where(*of_attempt)
+        )
+        self.lost_attempts = self._read(
+            select(ATTEMPTS.c.machine, ATTEMPTS.c.started_s, ATTEMPTS.c.ending)
+            .where(ATTEMPTS.c.seq == bindparam("of_seq"), text("attempts.cause = 'lost'"))
+            .order_by(ATTEMPTS.c.attempt.desc())
+            .limit(bindparam("most"))
+        )
+
+    def _one_of(self, column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
+        return one_of(column, name, self._dialect)
+
+    def _read(self, statement: Select[Any]) -> Prepared:
+        return Prepared(statement, self._dialect)

@@ -1,0 +1,165 @@
+"""The queue: commands in, answers out once they are durable. One thread writes; readers have their own connections.
+
+    queue = Queue(open_database(url, clock=clock), clock=clock, times=…, budgets=…, matcher=…, has_object=…)
+    answer = queue.ask(command)             # blocks; raises StokerError
+    queue.post(command, then)               # `then(answer | error)` is called in the writer's thread
+
+What was answered survives a crash; what was not may or may not have happened, and its repeat is answered as the first
+would have been. The thread also looks by itself for what time alone has changed, unless it is told not to.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+
+from stoker.coordinator.database.opening import Database
+from stoker.coordinator.matching.matcher import Matcher
+from stoker.coordinator.queue.commands import Answer, Command
+from stoker.coordinator.queue.drafting import draft
+from stoker.coordinator.queue.reading.reader import Reader
+from stoker.coordinator.queue.setting import Setting
+from stoker.coordinator.queue.writer import Letter, Writer
+from stoker.model.clock import Clock
+from stoker.model.errors import StokerError, Unavailable
+from stoker.model.leases import Budgets, FleetTimes, Token
+from stoker.model.pacing import Pace
+from stoker.wire.orders import Submission
+
+Then = Callable[[Answer | StokerError], None]
+Listener = Callable[[int, bool], None]
+
+MOST_TOGETHER = 256
+"""Commands in one commit."""
+
+
+def no_fault(_point: str) -> None:
+    """Nothing goes wrong here."""
+
+
+class Queue:
+    """All jobs of a fleet, from their submission to their end.
+
+    `has_object` says how many bytes lie under a digest, or that none do. `randomness` gives numbers from 0 to 1.
+    `faults` is called at `before_commit`, `after_commit` and `before_answer`, so that tests can crash there.
+    With `sweep_every_s` none, nothing expires until somebody asks for a `Sweep`.
+    """
+
+    def __init__(  # noqa: PLR0913 - everything is handed in
+        self,
+        database: Database,
+        *,
+        clock: Clock,
+        times: FleetTimes,
+        budgets: Budgets,
+        matcher: Matcher,
+        has_object: Callable[[str], int | None],
+        randomness: Callable[[], float] | None = None,
+        faults: Callable[[str], None] = no_fault,
+        sweep_every_s: float | None = 1.0,
+        version: str = "",
+    ) -> None:
+        setting = Setting(
+            clock=clock,
+            times=times,
+            budgets=budgets,
+            matcher=matcher,
+            has_object=has_object,
+            randomness=randomness or random.Random().random,  # noqa: S311 - spreads retries, guards nothing
+            version=version,
+        )
+        self._writer = Writer(database, setting, faults=faults, sweep_every_s=sweep_every_s)
+        self.reader = Reader(database, clock=clock)
+        """Reads on their own connections, from any thread."""
+        self._letters: SimpleQueue[Letter | None] = SimpleQueue()
+        self._door = threading.Lock()
+        """So that nobody comes in behind the last one."""
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._serve, name="queue-writer", daemon=True)
+        self._thread.start()
+
+    def ask(self, command: Command) -> Answer:
+        """Give the answer, or raise the refusal, once it is durable."""
+        answered = threading.Event()
+        found: list[Answer | StokerError] = []
+
+        def then(answer: Answer | StokerError) -> None:
+            found.append(answer)
+            answered.set()
+
+        self.post(command, then)
+        answered.wait()
+        if isinstance(found[0], StokerError):
+            raise found[0]
+        return found[0]
+
+    def post(self, command: Command, then: Then) -> None:
+        """Take a command; `then` is called exactly once, in the writer's thread, and must not block or raise."""
+        drafts = None
+        if isinstance(command, Submission):
+            try:
+                # Thousands of digests: in the asker's thread, not in everybody's way.
+                drafts = draft(command)
+            except StokerError as error:
+                then(error)
+                return
+        with self._door:
+            if not self._is_closed:
+                self._letters.put(Letter(command, then, drafts))
+                return
+        then(Unavailable("the coordinator is stopping", hint="ask again when it is back"))
+
+    def is_current(self, token: Token) -> bool:
+        """Say from memory whether a token is its job's own now. From any thread; the fence of file writes."""
+        return self._writer.is_current(token)
+
+    def on_change(self, listener: Listener) -> None:
+        """Call `listener(newest event, became claimable)` after every commit, in the writer's thread.
+
+        It is also called when the rows had to be read again, since nobody knows then what is new.
+        """
+        self._writer.listeners.append(listener)
+
+    def on_wish(self, listener: Callable[[frozenset[str]], None]) -> None:
+        """Call `listener(machines)` when these are to do something with a lease of theirs, in the writer's thread."""
+        self._writer.callers.append(listener)
+
+    def pace(self) -> Pace:
+        """Say how long leases last now, and how much longer nothing expires."""
+        return self._writer.pace()
+
+    def trouble(self) -> StokerError | None:
+        """Say what was wrong with the database the last time it was written, if anything was."""
+        return self._writer.trouble
+
+    def close(self) -> None:
+        """Answer what was asked, write down what is known of leases, and let go of the database."""
+        with self._door:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._letters.put(None)
+        self._thread.join()
+        self._writer.close()
+
+    def _serve(self) -> None:
+        is_open = True
+        while is_open:
+            letters, is_open = self._take()
+            self._writer.take(letters)
+
+    def _take(self) -> tuple[list[Letter], bool]:
+        """Give everything that waits, up to a bound, and whether more may come; nothing after a while without any."""
+        letters: list[Letter] = []
+        try:
+            letter = self._letters.get(timeout=self._writer.rest_s())
+            while letter is not None:
+                letters.append(letter)
+                if len(letters) >= MOST_TOGETHER:
+                    return letters, True
+                letter = self._letters.get_nowait()
+        except Empty:
+            return letters, True
+        return letters, False

@@ -1,0 +1,86 @@
+"""Heartbeats: leases live in memory and are written down together, about once a second."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+from stoker.coordinator.queue.book import Machine
+from stoker.coordinator.queue.late import is_kept
+from stoker.coordinator.queue.roster import known_machine, see
+from stoker.coordinator.queue.rows import JobRow
+from stoker.coordinator.queue.turn import Turn
+from stoker.coordinator.queue.wishes import order_for
+from stoker.model.json_text import dumps
+from stoker.wire.leasing import Do, LeaseOrder, LeaseReport, Renewal, Renewed
+
+_LONGEST_TEXT = 500
+_MOST_METRICS = 200
+
+
+def renew(turn: Turn, said: Renewal) -> Renewed:
+    """Let a worker's leases last longer, and say what it is to do with them."""
+    machine = known_machine(turn, said.worker, said.incarnation)
+    see(turn, machine)
+    orders = [order for report in said.leases if (order := _renew_one(turn, machine, report)) is not None]
+    return Renewed(
+        lease_s=turn.pace.lease_s,
+        heartbeat_s=turn.pace.heartbeat_s,
+        generation=turn.book.generation,
+        server_s=turn.now_s,
+        orders=tuple(orders),
+        closed=machine.closed,
+    )
+
+
+def write_down(turn: Turn) -> None:
+    """Write what heartbeats have changed since the last time."""
+    book = turn.book
+    for live in book.live.values():
+        if live.is_changed:
+            live.is_changed = False
+            turn.write(
+                turn.statements.renew_lease,
+                at_seq=live.seq,
+                was_epoch=live.epoch,
+                until_s=turn.now_s + live.until_tick_s - turn.tick_s,
+                progress=live.progress,
+            )
+    for machine in book.machines.values():
+        if machine.is_changed:
+            machine.is_changed = False
+            turn.write(turn.statements.see_machine, at_name=machine.name, last_seen_s=machine.row["last_seen_s"])
+    if turn.is_dirty:
+        turn.write(turn.statements.put_meta, key="clock_s", value=repr(turn.now_s))
+
+
+def _renew_one(turn: Turn, machine: Machine, report: LeaseReport) -> LeaseOrder | None:
+    live = turn.book.live.get(report.job)
+    if live is None or not live.is_token(report.token()):
+        return _not_live(turn, report)
+    if report.is_alive and live.state == "running":
+        live.until_tick_s = turn.tick_s + turn.pace.lease_s + turn.setting.times.grace_s
+    live.progress = _progress(report)
+    live.is_changed = True
+    return order_for(live, machine)
+
+
+def _not_live(turn: Turn, report: LeaseReport) -> LeaseOrder | None:
+    rows = turn.read(turn.queries.jobs_by_id, ids=turn.many([report.job]))
+    if rows and report.generation == turn.book.generation and is_kept(JobRow(*rows[0]), report.token()):
+        return None
+    why = "its lease has ended" if rows else "there is no such job"
+    return LeaseOrder(job=report.job, epoch=report.epoch, do=Do.DROP, why=why)
+
+
+def _progress(report: LeaseReport) -> str:
+    """Give what is shown of how a job stands: written down about once a second, so a worker that tells much is cut."""
+    told: dict[str, Any] = {
+        "step": report.step,
+        "of": report.of,
+        "metrics": {name[:_LONGEST_TEXT]: value for name, value in islice(report.metrics.items(), _MOST_METRICS)},
+        "stage": report.stage[:_LONGEST_TEXT],
+        "says": report.says[:_LONGEST_TEXT],
+    }
+    told = {name: value for name, value in told.items() if value not in (None, "", {})}
+    return dumps(told) if told else ""

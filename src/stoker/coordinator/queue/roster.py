@@ -1,0 +1,228 @@
+"""Machines: hello, and whether one is heard of, closed, opened or forgotten."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.coordinator.matching.joining import limits_of
+from stoker.coordinator.queue.book import Machine
+from stoker.coordinator.queue.commands import CloseMachine, Closing, Done, ForgetMachine, OpenMachine
+from stoker.coordinator.queue.losing import lose
+from stoker.coordinator.queue.moves import json_or_empty, plain
+from stoker.coordinator.queue.turn import Turn
+from stoker.model.errors import NotFound, Refused
+from stoker.model.fleet_errors import StaleLease
+from stoker.model.fleet_events import FleetKinds
+from stoker.model.json_text import dumps, loads
+from stoker.wire.leasing import Hello, Welcome
+
+_OUTDATED = 8
+"""So many earlier starts of a worker are remembered."""
+
+
+def known_machine(turn: Turn, worker: str, incarnation: str) -> Machine:
+    """Give the machine that speaks, or refuse one that never said hello, or whose later start has."""
+    machine = turn.book.machines.get(worker)
+    # After a restore it is not known which start of a worker was the last: whoever speaks says hello again.
+    if machine is None or not machine.incarnation:
+        raise NotFound(f"no machine {worker!r} has said hello", hint="say hello first", machine=worker)
+    if machine.incarnation != incarnation:
+        raise _taken_over(worker)
+    return machine
+
+
+def see(turn: Turn, machine: Machine) -> None:
+    """Note that a machine was heard of; one that was silent is offered work again."""
+    machine.seen_tick_s = turn.tick_s
+    machine.row["last_seen_s"] = turn.now_s
+    machine.is_changed = True
+    if not machine.is_offered:
+        offer(turn, machine)
+
+
+def offer(turn: Turn, machine: Machine) -> tuple[str, ...]:
+    """Let matching count on a machine as it stands now; says where its declaration and detection disagree."""
+    row, book = machine.row, turn.book
+    drift = book.matcher.put_machine(
+        machine.name,
+        loads(row["capability"]),
+        book.cluster.find(machine.name) if book.cluster is not None else None,
+        row["slots"],
+        machine.closed,
+        machine.closed_devices,
+        policy=book.policies.get(machine.name),
+        limits=limits_of(loads(row["declared"]) if row["declared"] else {}),
+    )
+    machine.is_offered = True
+    turn.is_claimable = True
+    return drift
+
+
+def hello(turn: Turn, said: Hello) -> Welcome:
+    """Take a machine in, or in again. A new start of its worker ends what the old one held."""
+    book = turn.book
+    machine = book.machines.get(said.worker)
+    if machine is not None and said.incarnation in machine.outdated:
+        raise _taken_over(said.worker)
+    is_new_start = machine is None or machine.incarnation != said.incarnation
+    was_digest = "" if machine is None else machine.row["capability_digest"]
+    row = _row(turn, said, machine)
+    fresh = Machine(row, machine.closed_devices if machine else {}, turn.tick_s)
+    # Refuses a capability or a declaration that is none, before anything is changed.
+    drift = offer(turn, fresh)
+    if machine is not None:
+        if is_new_start:
+            for live in list(machine.leases.values()):
+                lose(turn, live, "its worker was started anew")
+        fresh.leases = machine.leases
+    book.machines[said.worker] = fresh
+    turn.write(turn.statements.put_machine, **row)
+    if is_new_start:
+        told = {"incarnation": said.incarnation, "version": said.version, "drift": list(drift)}
+        turn.tell(FleetKinds.MACHINE_JOINED, machine=said.worker, fields=_said(told))
+    elif was_digest != said.capability_digest:
+        turn.tell(
+            FleetKinds.MACHINE_CHANGED, machine=said.worker, fields=_said({"drift": list(drift), "what": "capability"})
+        )
+    return Welcome(
+        worker=said.worker,
+        generation=book.generation,
+        heartbeat_s=turn.pace.heartbeat_s,
+        lease_s=turn.pace.lease_s,
+        start_s=turn.setting.times.start_s,
+        claim_wait_s=turn.setting.times.claim_wait_s,
+        server_s=turn.now_s,
+        version=turn.setting.version,
+        closed=fresh.closed,
+        drift=drift,
+        slots=_slots(turn, said),
+    )
+
+
+def close_machine(turn: Turn, asked: CloseMachine) -> Done:
+    """Give a machine, or some of its devices, nothing more."""
+    machine = _named(turn, asked.machine)
+    why = plain(asked.why) or f"{asked.how.value} by {plain(asked.by) or 'an operator'}"
+    if asked.devices:
+        if asked.how is not Closing.CORDON:
+            raise Refused("only a whole machine is drained or paused", hint="cordon the device", machine=asked.machine)
+        machine.closed_devices = {**machine.closed_devices, **dict.fromkeys(asked.devices, why)}
+    else:
+        until_s = None if asked.for_s is None else turn.now_s + asked.for_s
+        machine.row.update(closed=asked.how.value, why=why, until_s=until_s)
+        turn.called.add(machine.name)
+    _write_closed(turn, machine, asked.how.value, {"why": why, "devices": list(asked.devices), "by": plain(asked.by)})
+    return Done(changed=(asked.machine,))
+
+
+def open_machine(turn: Turn, asked: OpenMachine) -> Done:
+    """Take that back."""
+    machine = _named(turn, asked.machine)
+    if asked.devices:
+        machine.closed_devices = {
+            uuid: why for uuid, why in machine.closed_devices.items() if uuid not in asked.devices
+        }
+    elif not machine.row["closed"]:
+        return Done(notes=(f"{asked.machine} is open already",))
+    else:
+        machine.row.update(closed="", why="", until_s=None)
+    _write_closed(turn, machine, "opened", {"devices": list(asked.devices), "by": plain(asked.by)})
+    return Done(changed=(asked.machine,))
+
+
+def cordon_device(turn: Turn, name: str, device: str, why: str) -> None:
+    """Close a device on which everything fails alike."""
+    machine = turn.book.machines.get(name)
+    if machine is not None and device not in machine.closed_devices:
+        machine.closed_devices = {**machine.closed_devices, device: why}
+        _write_closed(turn, machine, Closing.CORDON.value, {"why": why, "devices": [device], "by": "the coordinator"})
+
+
+def forget_machine(turn: Turn, asked: ForgetMachine) -> Done:
+    """Remove a machine that holds no lease."""
+    machine = _named(turn, asked.machine)
+    if machine.leases:
+        jobs = sorted(live.id for live in machine.leases.values())
+        raise Refused(
+            f"{asked.machine} still holds {len(jobs)} lease{'s' * (len(jobs) != 1)}",
+            hint="drain it, or wait until its leases end",
+            jobs=jobs,
+        )
+    del turn.book.machines[asked.machine]
+    turn.book.matcher.remove_machine(asked.machine)
+    turn.book.barred.pop(asked.machine, None)
+    turn.write(turn.statements.drop_machine, at_name=asked.machine)
+    turn.tell(FleetKinds.MACHINE_FORGOTTEN, machine=asked.machine, fields=_said({"by": plain(asked.by)}))
+    return Done(changed=(asked.machine,))
+
+
+def _named(turn: Turn, name: str) -> Machine:
+    machine = turn.book.machines.get(name)
+    if machine is None:
+        raise NotFound(f"there is no machine {name!r}", hint="`stoker machines` lists them", machine=name)
+    return machine
+
+
+def _write_closed(turn: Turn, machine: Machine, what: str, told: dict[str, Any]) -> None:
+    row = machine.row
+    row["closed_devices"] = json_or_empty(machine.closed_devices)
+    turn.write(
+        turn.statements.close_machine,
+        at_name=machine.name,
+        closed=row["closed"],
+        why=row["why"],
+        until_s=row["until_s"],
+        closed_devices=row["closed_devices"],
+    )
+    turn.tell(
+        FleetKinds.MACHINE_CHANGED,
+        machine=machine.name,
+        fields=_said({"what": what, "until_s": row["until_s"], **told}),
+    )
+    if machine.is_offered:
+        offer(turn, machine)
+
+
+def _slots(turn: Turn, said: Hello) -> int:
+    """Say how many jobs at once it may hold; 0: as many as it wants."""
+    node = turn.book.cluster.find(said.worker) if turn.book.cluster is not None else None
+    declared = node.slots if node is not None else None
+    return min((slots for slots in (said.slots, declared) if slots is not None), default=0)
+
+
+def _row(turn: Turn, said: Hello, machine: Machine | None) -> dict[str, Any]:
+    old = machine.row if machine is not None else {}
+    return {
+        "name": said.worker,
+        "incarnation": said.incarnation,
+        "outdated": _outdated(said, machine),
+        "boot_id": plain(said.boot_id)[:100],
+        "version": plain(said.version)[:40],
+        "capability": json_or_empty(said.capability) or "{}",
+        "capability_digest": plain(said.capability_digest)[:64],
+        "slots": said.slots,
+        "declared": json_or_empty(said.declared),
+        "first_seen_s": old.get("first_seen_s", turn.now_s),
+        "last_seen_s": turn.now_s,
+        "closed": old.get("closed", ""),
+        "why": old.get("why", ""),
+        "until_s": old.get("until_s"),
+        "closed_devices": old.get("closed_devices", ""),
+    }
+
+
+def _outdated(said: Hello, machine: Machine | None) -> str:
+    """Note which starts of a worker are over. It outlives the coordinator: an old start never takes over a new one."""
+    if machine is None or machine.incarnation in ("", said.incarnation):
+        return machine.row["outdated"] if machine is not None else ""
+    return dumps([*machine.outdated, machine.incarnation][-_OUTDATED:])
+
+
+def _taken_over(worker: str) -> StaleLease:
+    return StaleLease(
+        f"a newer start of {worker} has taken over", hint="stop what this one runs, and end", machine=worker
+    )
+
+
+def _said(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value not in ("", None, [])}

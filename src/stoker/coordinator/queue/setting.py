@@ -1,0 +1,51 @@
+"""What the queue is handed: time, limits, matching, and where bytes lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from stoker.coordinator.matching.matcher import Matcher
+from stoker.model.clock import Clock
+from stoker.model.frozen import frozen
+from stoker.model.leases import Budgets, FleetTimes
+
+
+@frozen
+class Setting:
+    """Handed in once, the same for as long as the queue lives."""
+
+    clock: Clock
+    times: FleetTimes
+    budgets: Budgets
+    matcher: Matcher
+    has_object: Callable[[str], int | None]
+    """How many bytes lie under a digest; nothing if none do."""
+    randomness: Callable[[], float]
+    """From 0 to 1."""
+    version: str = ""
+    """The program's."""
+
+
+class CoordinatorTime:
+    """The coordinator's own time: it never goes back, whatever happens to the wall clock.
+
+    Stamps are the larger of the wall clock and of what was stored last plus what has passed since. Leases are judged on
+    the monotonic scale alone, so that no jump of the wall clock ends one.
+    """
+
+    def __init__(self, clock: Clock, stored_s: float) -> None:
+        self._clock = clock
+        self._last_s = max(stored_s, clock.wall_s())
+        self._last_tick_s = self.started_tick_s = clock.monotonic_s()
+        self.started_s = self._last_s
+
+    def now_s(self) -> float:
+        """Give the time to store."""
+        tick_s = self._clock.monotonic_s()
+        self._last_s = max(self._clock.wall_s(), self._last_s + tick_s - self._last_tick_s)
+        self._last_tick_s = tick_s
+        return self._last_s
+
+    def tick_s(self) -> float:
+        """Give the time by which leases are judged."""
+        return self._clock.monotonic_s()

@@ -1,0 +1,147 @@
+"""One turn of the writer: what is known, the time, and the writes that one commit will make durable.
+
+Verbs take a turn and a command. They look things up, decide, change what is kept in memory and leave rows; if the
+commit fails, memory is thrown away and read again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy.engine import Dialect
+
+from stoker.coordinator.database.prepared import Prepared
+from stoker.coordinator.database.writer_connection import WriterConnection
+from stoker.coordinator.queue.batch import Batch
+from stoker.coordinator.queue.book import Book
+from stoker.coordinator.queue.queries import Queries
+from stoker.coordinator.queue.setting import Setting
+from stoker.coordinator.queue.statements import Statements
+from stoker.model.json_text import dumps
+from stoker.model.pacing import Pace
+
+
+class Words:
+    """All statements of one database."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self.queries = Queries(dialect)
+        self.statements = Statements(dialect)
+
+
+_words: dict[str, Words] = {}
+
+
+def words_of(dialect: Dialect) -> Words:
+    """Give the statements for a sort of database; compiling them takes some 40 ms, once per process."""
+    known = _words.get(dialect.name)
+    if known is None:
+        known = _words[dialect.name] = Words(dialect)
+    return known
+
+
+class Turn:
+    """Made anew for every group of commands."""
+
+    def __init__(self, setting: Setting, book: Book, connection: WriterConnection, words: Words, pace: Pace) -> None:
+        self.setting = setting
+        self.book = book
+        self.queries = words.queries
+        self.statements = words.statements
+        self.now_s = book.time.now_s()
+        """To store."""
+        self.tick_s = book.time.tick_s()
+        """To judge leases by."""
+        self.is_claimable = False
+        """Something became such that a claim may be answered otherwise than before."""
+        self.called: set[str] = set()
+        """Machines that are to do something with a lease of theirs, and hear of it at once if they listen."""
+        self.pace = pace
+        self.completed: list[int] = []
+        """Jobs that completed in this turn: whoever was to come after them may be ready."""
+        self.reopened: list[int] = []
+        """Jobs that are no longer completed."""
+        self._connection = connection
+        self._batch = Batch(words.statements)
+        self._is_open = False
+        self._is_written = False
+
+    def read(self, query: Prepared, **parameters: Any) -> list[tuple[Any, ...]]:
+        """Give the rows that a query finds, as they are with all writes of this turn."""
+        self._open()
+        if not self._batch.is_empty:
+            self._batch.write(self._connection)
+            self._is_written = True
+        return self._connection.read(query, **parameters)
+
+    def many(self, values: Any) -> Any:
+        """Give a list as one parameter."""
+        return self._connection.many(list(values))
+
+    def write(self, statement: Prepared, **row: Any) -> None:
+        """Leave a row."""
+        self._batch.add(statement, row)
+
+    def move(self, seq: int) -> None:
+        """Say that rows of this job follow; what an earlier command of this turn did to it is written first."""
+        moved = self._batch.moved
+        if seq in moved:
+            self._open()
+            self._batch.write(self._connection)
+            self._is_written = True
+        moved.add(seq)
+
+    def tell(self, kind: str, **row: Any) -> None:
+        """Leave an event: one for every move, in the same commit."""
+        book = self.book
+        book.event_id += 1
+        told = {**_NO_EVENT, "id": book.event_id, "at_s": self.now_s, "kind": kind, "generation": book.generation}
+        told.update(row)
+        fields = told["fields"]
+        told["fields"] = dumps(fields) if fields else ""
+        self._batch.add(self.statements.add_event, told)
+
+    def count_move(self, before: str, after: str) -> None:
+        """Count a job out of one state and into another."""
+        if before:
+            self._batch.count(f"state:{before}", -1)
+        self._batch.count(f"state:{after}", 1)
+
+    def count(self, key: str, more: int) -> None:
+        """Let a counter grow."""
+        self._batch.count(key, more)
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether there is anything to commit."""
+        return self._is_written or not self._batch.is_empty
+
+    def settle(self) -> None:
+        """Write everything that waits, short of the commit."""
+        if not self._batch.is_empty:
+            self._open()
+            self._batch.write(self._connection)
+            self._is_written = True
+
+    def finish(self) -> None:
+        """Commit, or end a transaction that only read."""
+        if self._is_written:
+            self._connection.commit()
+        elif self._is_open:
+            self._connection.roll_back()
+
+    def _open(self) -> None:
+        if not self._is_open:
+            self._connection.begin()
+            self._is_open = True
+
+
+_NO_EVENT: dict[str, Any] = {
+    "seq": None,
+    "machine": "",
+    "attempt": None,
+    "epoch": None,
+    "from_state": "",
+    "to_state": "",
+    "fields": None,
+}

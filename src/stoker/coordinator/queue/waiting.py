@@ -1,0 +1,199 @@
+"""Who is ready, by class and priority: how many, and the first few of each level in memory.
+
+The database holds the line; a level here is the beginning of it, read a page at a time along the index, so that a claim
+costs the same whether ten wait or a million. The writer tells of everybody who comes or goes, and the matcher's line
+always has the head of every level.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Collection
+
+from stoker.coordinator.matching.heads import Head
+from stoker.coordinator.matching.line import Line
+
+PAGE = 16
+LARGEST_PAGE = 256
+
+
+class Ready:
+    """A job that could start: what a grant needs of its row."""
+
+    __slots__ = (
+        "attempt",
+        "checkpoint",
+        "class_id",
+        "declined",
+        "epoch",
+        "id",
+        "lost",
+        "priority",
+        "seq",
+        "since_s",
+        "spec",
+        "user_failures",
+    )
+
+    def __init__(  # noqa: PLR0913, PLR0917 - a row, as it is read
+        self,
+        seq: int,
+        id: str,
+        class_id: int,
+        priority: int,
+        since_s: float,
+        epoch: int,
+        attempt: int,
+        user_failures: int,
+        lost: int,
+        declined: int,
+        spec: str,
+        checkpoint: str,
+    ) -> None:
+        self.seq = seq
+        self.id = id
+        self.class_id = class_id
+        self.priority = priority
+        self.since_s = since_s
+        self.epoch = epoch
+        self.attempt = attempt
+        self.user_failures = user_failures
+        self.lost = lost
+        self.declined = declined
+        self.spec = spec
+        self.checkpoint = checkpoint
+
+    def __lt__(self, other: Ready) -> bool:
+        return self.seq < other.seq
+
+
+Fetch = Callable[[int, int, int, int], list[Ready]]
+"""Gives the next ready jobs of a class and priority after one, at most so many."""
+
+
+class Level:
+    """One class at one priority."""
+
+    __slots__ = ("count", "first", "is_whole", "known_to", "page")
+
+    def __init__(self) -> None:
+        self.count = 0
+        """How many are ready, in memory or not."""
+        self.first: list[Ready] = []
+        """The beginning, by number."""
+        self.known_to = 0
+        """Everybody up to this number is among them."""
+        self.is_whole = True
+        """Everybody is."""
+        self.page = PAGE
+
+
+class Waiting:
+    """All levels. What comes and goes is counted at once; pages are read when the line is next looked at."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._levels: dict[tuple[int, int], Level] = {}
+        self._changed: set[tuple[int, int]] = set()
+
+    def put_count(self, class_id: int, priority: int, count: int) -> None:
+        """Let a level stand as the database has it."""
+        level = self._levels[class_id, priority] = Level()
+        level.count = count
+        level.is_whole = False
+        self._changed.add((class_id, priority))
+
+    def add(self, job: Ready) -> None:
+        """Somebody became ready."""
+        key = (job.class_id, job.priority)
+        level = self._levels.get(key)
+        if level is None:
+            level = self._levels[key] = Level()
+        level.count += 1
+        self._changed.add(key)
+        if level.is_whole or job.seq <= level.known_to:
+            insort(level.first, job)
+            if len(level.first) > LARGEST_PAGE:
+                del level.first[LARGEST_PAGE // 2 :]
+                level.is_whole = False
+                level.known_to = level.first[-1].seq
+
+    def drop(self, class_id: int, priority: int, seq: int) -> None:
+        """Somebody is ready no more."""
+        level = self._levels[class_id, priority]
+        level.count -= 1
+        self._changed.add((class_id, priority))
+        place = _place(level.first, seq)
+        if place >= 0:
+            del level.first[place]
+
+    def freshen(self, fetch: Fetch, barred: Collection[int] = ()) -> Line:
+        """Bring the line up to date and give it, as it is until the next time if these jobs do not count.
+
+        Reads pages where a level's beginning is used up.
+        """
+        for key in self._changed:
+            level = self._levels[key]
+            if not level.first and level.count:
+                self._fill(key, level, fetch)
+            if level.first:
+                self._line.put(_head(level.first[0], level.count))
+            else:
+                self._line.drop(*key)
+                if level.count <= 0:
+                    del self._levels[key]
+        self._changed.clear()
+        for head in self._line.heads_of(barred):
+            self._pass_over((head.class_id, head.priority), barred, fetch)
+        return self._line
+
+    def look_again(self) -> None:
+        """Read levels from their beginning that can't show all whom they count: rows were locked when last read."""
+        for key, level in self._levels.items():
+            if level.count > len(level.first) and (level.is_whole or not level.first):
+                level.first, level.known_to, level.is_whole = [], 0, False
+                self._changed.add(key)
+
+    def job_at(self, head: Head) -> Ready:
+        """Give the job that a head stands for."""
+        level = self._levels[head.class_id, head.priority]
+        return level.first[_place(level.first, head.seq)]
+
+    def _pass_over(self, key: tuple[int, int], barred: Collection[int], fetch: Fetch) -> None:
+        """Let the first of a level that counts stand in the line, until the line is next looked at."""
+        level = self._levels[key]
+        job = self._first_but(key, level, barred, fetch)
+        if job is None:
+            self._line.drop(*key)
+        else:
+            self._line.put(_head(job, level.count))
+        self._changed.add(key)
+
+    def _first_but(self, key: tuple[int, int], level: Level, barred: Collection[int], fetch: Fetch) -> Ready | None:
+        while True:
+            for job in level.first:
+                if job.seq not in barred:
+                    return job
+            if level.is_whole or len(level.first) >= LARGEST_PAGE:
+                return None
+            self._fill(key, level, fetch)
+
+    def _fill(self, key: tuple[int, int], level: Level, fetch: Fetch) -> None:
+        found = fetch(*key, level.known_to, level.page)
+        level.first += found
+        level.is_whole = len(found) < level.page
+        level.known_to = found[-1].seq if found else level.known_to
+        level.page = min(level.page * 2, LARGEST_PAGE)
+
+
+def _head(job: Ready, count: int) -> Head:
+    return Head(class_id=job.class_id, priority=job.priority, seq=job.seq, since_s=job.since_s, count=count)
+
+
+def _place(jobs: list[Ready], seq: int) -> int:
+    place = bisect_left(jobs, seq, key=_seq)
+    return place if place < len(jobs) and jobs[place].seq == seq else -1
+
+
+def _seq(job: Ready) -> int:
+    return job.seq

@@ -1,0 +1,173 @@
+"""Submissions: taken together or not at all, the same again changes nothing, and who comes after whom."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker.model.errors import Faults
+from stoker.model.fleet_errors import Conflict
+from stoker.wire.leasing import Fail, Release
+from stoker.wire.orders import Outcome, Submitted
+from tests.contract.queue_driving import Driven, order
+from tests.contract.queue_words import finish, kinds, say, started, state
+
+
+def outcomes(answer: Submitted) -> list[str]:
+    return [one.outcome.value for one in answer.jobs]
+
+
+def test_a_submission_with_one_bad_job_changes_nothing(fleet: Driven) -> None:
+    with pytest.raises(Faults, match="1 of 2"):
+        fleet.submit(order("good"), order("bad", seed=7))
+    assert fleet.reader.page().jobs == ()
+
+
+def test_the_same_submission_again_changes_nothing(fleet: Driven) -> None:
+    jobs = [order("sweep", number) for number in range(1, 4)]
+    assert outcomes(fleet.submit(*jobs)) == ["new"] * 3
+    told = len(fleet.reader.events())
+    assert outcomes(fleet.submit(*jobs)) == ["known"] * 3
+    assert len(fleet.reader.events()) == told
+
+
+def test_the_same_key_gives_the_same_answer_and_stands_for_nothing_else(fleet: Driven) -> None:
+    first = fleet.submit(order("one"), key="monday")
+    assert fleet.submit(order("one"), key="monday") == first
+    with pytest.raises(Conflict):
+        fleet.submit(order("two"), key="monday")
+
+
+def test_a_dry_run_says_what_would_change_and_changes_nothing(fleet: Driven) -> None:
+    fleet.submit(order("one"))
+    answer = fleet.submit(order("one", priority=3), order("two"), dry_run=True, key="dry")
+    assert outcomes(answer) == ["changed", "new"]
+    assert answer.jobs[0].changes == ("priority",)
+    assert [job.name for job in fleet.reader.page().jobs] == ["one"]
+    assert fleet.submit(order("three"), key="dry").counts == {"new": 1}
+
+
+def test_another_priority_or_requirement_changes_a_job_and_keeps_its_state(fleet: Driven) -> None:
+    grant = started(fleet, "runs")
+    fleet.submit(order("waits"))
+    answer = fleet.submit(order("runs", priority=2), order("waits", requirements={"ram_bytes": 1}))
+    assert [(one.outcome, one.state, one.changes) for one in answer.jobs] == [
+        (Outcome.CHANGED, "running", ("priority",)),
+        (Outcome.CHANGED, "pending", ("requirements",)),
+    ]
+    fleet.ask(finish(grant))
+    assert [one.ram_bytes for one in fleet.claim()] == [1]
+
+
+def test_changed_code_requeues_what_failed_and_keeps_what_completed(fleet: Driven) -> None:
+    failed = started(fleet, "failed", code={"train.py": "1"})
+    say(fleet, failed, Fail, cause="user")
+    completed = started(fleet, "completed", code={"train.py": "1"})
+    fleet.ask(finish(completed))
+    jobs = [order(name, code={"train.py": "2"}) for name in ("failed", "completed")]
+    assert outcomes(fleet.submit(*jobs)) == ["requeued", "kept"]
+    assert outcomes(fleet.submit(*jobs)) == ["known", "kept"]
+    assert (state(fleet, "failed"), state(fleet, "completed")) == ("pending", "completed")
+    assert outcomes(fleet.submit(*jobs, on_changed_code="rerun")) == ["known", "requeued"]
+    epochs = {grant.name: grant.epoch for grant in fleet.claim(most=2)}
+    assert epochs == {"failed": 3, "completed": 3}
+
+
+def test_pending_jobs_that_their_source_no_longer_names_are_told_and_stay(fleet: Driven) -> None:
+    fleet.submit(order("kept"), order("gone", 1), source="m.toml")
+    fleet.submit(order("other"), source="other.toml")
+    answer = fleet.submit(order("kept"), source="m.toml")
+    assert answer.vanished == ("gone/1",)
+    assert state(fleet, "gone/1") == "pending"
+
+
+def test_two_orders_for_one_job_are_one_job(fleet: Driven) -> None:
+    twin = order("one").model_copy(update={"name": "two"})
+    answer = fleet.submit(order("one"), twin)
+    assert outcomes(answer) == ["new", "known"]
+    assert answer.jobs[1].changes == ("the same job as one",)
+    assert len(fleet.reader.page().jobs) == 1
+
+
+def test_a_job_waits_for_those_it_comes_after(fleet: Driven) -> None:
+    fleet.submit(order("final", after=("sweep", "one")), order("sweep", 1), order("sweep", 2), order("one"))
+    fleet.join("m1")
+    grants = fleet.claim(most=4)
+    assert sorted(grant.name for grant in grants) == ["one", "sweep", "sweep"]
+    for grant in grants[:2]:
+        fleet.ask(finish(grant))
+    assert fleet.claim() == ()
+    fleet.ask(finish(grants[2]))
+    assert kinds(fleet, "final")[-1] == "job_ready"
+    assert [grant.name for grant in fleet.claim()] == ["final"]
+
+
+@pytest.mark.parametrize("how", ["failed", "cancelled"])
+def test_who_comes_after_a_job_that_did_not_complete_waits_until_it_is_requeued(fleet: Driven, how: str) -> None:
+    fleet.submit(order("final", after=("first",)), order("first"))
+    fleet.join("m1")
+    (grant,) = fleet.claim(most=2)
+    if how == "failed":
+        say(fleet, grant, Fail, cause="user")
+    else:
+        say(fleet, grant, Release)
+        fleet.cancel(grant.job)
+    assert state(fleet, "first") == how
+    assert fleet.claim() == ()
+    assert fleet.reader.story("final").after == ("first",)
+    fleet.requeue(grant.job)
+    (again,) = fleet.claim()
+    fleet.ask(finish(again))
+    assert [one.name for one in fleet.claim()] == ["final"]
+
+
+def test_who_comes_after_a_job_that_is_run_again_waits_again(fleet: Driven) -> None:
+    grant = started(fleet, "first")
+    fleet.ask(finish(grant))
+    fleet.submit(order("final", after=("first",)))
+    fleet.requeue(grant.job)
+    assert [one.name for one in fleet.claim(most=2)] == ["first"]
+
+
+def test_a_job_may_come_after_one_that_completed_long_ago(fleet: Driven) -> None:
+    fleet.ask(finish(started(fleet, "first")))
+    fleet.submit(order("final", after=("first",)))
+    assert [one.name for one in fleet.claim()] == ["final"]
+
+
+def test_another_order_of_jobs_is_a_change(fleet: Driven) -> None:
+    fleet.submit(order("one"), order("two", after=("one",)), order("three"))
+    assert fleet.submit(order("two", after=("three",))).jobs[0].changes == ("after",)
+    fleet.join("m1")
+    grants = {grant.name: grant for grant in fleet.claim(most=3)}
+    assert sorted(grants) == ["one", "three"]
+    fleet.ask(finish(grants["one"]))
+    assert fleet.claim() == ()
+    fleet.ask(finish(grants["three"]))
+    assert [one.name for one in fleet.claim()] == ["two"]
+
+
+def test_a_name_that_nothing_goes_by_is_refused(fleet: Driven) -> None:
+    with pytest.raises(Faults, match="after"):
+        fleet.submit(order("one"), order("two", after=("onee",)))
+    assert fleet.reader.page().jobs == ()
+
+
+def test_many_jobs_are_taken_and_granted_in_their_order(fleet: Driven) -> None:
+    fleet.submit(*(order("sweep", number, requirements={"ram_bytes": 0}) for number in range(1, 701)))
+    assert fleet.reader.counts()["pending"] == 700
+    fleet.join("m1", slots=1000)
+    numbers = [grant.number for _ in range(4) for grant in fleet.claim(most=200)]
+    assert numbers == list(range(1, 701))
+
+
+def test_jobs_that_would_wait_for_themselves_through_known_ones_are_refused(fleet: Driven) -> None:
+    fleet.submit(order("one"), order("two", after=("one",)), order("three", after=("two",)))
+    with pytest.raises(Faults) as refused:
+        fleet.submit(order("one", after=("four",)), order("four", after=("three",)))
+    (fault,) = refused.value.faults
+    *names, again = fault.message.removeprefix("waits for itself: ").split(" → ")
+    at = names.index("one")
+    assert again == names[0]
+    assert names[at:] + names[:at] == ["one", "four", "three", "two"]
+    assert fleet.reader.story("one").after == ()
+    assert fleet.submit(order("one", after=("four",)), order("four")).jobs[0].changes == ("after",)
