@@ -14,14 +14,17 @@ clock: whoever owns it calls it from one thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
+from stoker.hardware.placement.alike import idle
 from stoker.hardware.placement.cost import CostRule
-from stoker.hardware.placement.fit import Choice, choose
+from stoker.hardware.placement.fit import Choice, DeviceChoice, choose
 from stoker.hardware.placement.layout import Home, Layout
+from stoker.hardware.placement.measured import MeasuredNode
 from stoker.hardware.placement.offer import Offer
 from stoker.hardware.placement.routes import Ask
+from stoker.hardware.placement.score import Key, Rank
 from stoker.hardware.placement.search import best_node, choose_on
 from stoker.hardware.placement.seat import Seat
 from stoker.hardware.placement.shape import Shape, shape_of
@@ -139,6 +142,48 @@ class Board:
     def beside(self, node: str) -> int:
         """Give those of `fitting` that would be put beside their base model there."""
         return self._layout.beside(self._layout.homes[self._seats[node].order])
+
+    def seat(self, node: str) -> Seat:
+        """Give a node itself, to be asked of the rule and never changed."""
+        return self._seats[node]
+
+    def state(self, node: str) -> Hashable:
+        """Give what decides which shapes fit a node: where it is equal, the rule gives the same reasons."""
+        return self._layout.state(self._layout.homes[self._seats[node].order])
+
+    def devices(self, node: str) -> tuple[str, ...]:
+        """Give the UUIDs of a node's devices, in its order."""
+        return tuple([device.uuid for device in self._seats[node].devices])
+
+    def choice(self, node: str, shape: Shape) -> Choice | None:
+        """Give what `place_on` would take, and take nothing."""
+        home = self._layout.current(self._layout.homes[self._seats[node].order])
+        return choose_on(self._ask(shape), home, self._layout)
+
+    def occupy(self, node: str, shape: Shape, devices: tuple[str, ...], *, is_shared: bool) -> Placed:
+        """Count a job that has its place already, whatever the rule says of it now; devices that are gone are not."""
+        home = self._layout.homes[self._seats[node].order]
+        places = {device.uuid: at for at, device in enumerate(home.seat.devices)}
+        taken = tuple(DeviceChoice(places[uuid], is_shared, False, 0.0) for uuid in devices if uuid in places)
+        return self._take(home, shape, Choice(taken, Key(Rank(0, 0, 0, 0), 0.0)))
+
+    def measure(self, node: str, measured: MeasuredNode) -> bool:
+        """Let a node be as it was measured just now; says whether that is other than before."""
+        seat = self._seats[node]
+        is_other = seat.measure(measured)
+        if is_other:
+            self._layout.measured(self._layout.homes[seat.order])
+        return is_other
+
+    def scratch(self, node: str, *, is_idle: bool = False) -> Seat:
+        """Give a copy of a node to try things out on: as it stands, or with none of our jobs on it."""
+        seat = self._seats[node]
+        offer = seat.offer()
+        return Seat(idle(offer) if is_idle else offer, seat.order)
+
+    def fitting_as(self, scratch: Seat) -> int:
+        """Give what `fitting` would give if a node were as this copy of it is."""
+        return self._layout.fitting(self._layout.as_if(scratch))
 
     def release(self, placed: Placed) -> None:
         """Give back what a job had."""

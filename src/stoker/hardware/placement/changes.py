@@ -6,7 +6,7 @@ made from what is left on a node, rounded to what will be shown, and kept only i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from enum import StrEnum
 
 from stoker.hardware.placement.fit import choose, cores_left, ram_left, room_bytes, shares
@@ -57,21 +57,31 @@ class Change:
 
 def changes_on(shape: Shape, offer: Offer) -> list[Change]:
     """Give every single change that would start the job on this node; if none is enough, all amounts at once."""
-    makers: tuple[Callable[[Shape, Offer], Iterable[Change | None]], ...] = (
-        _less_vram,
-        _less_ram,
-        _fewer_cores,
-        _fewer_devices,
-        _job_shares,
-        _node_shares,
-        _on_cpu,
-        _one_more_slot,
-        _other_hosts,
-        _other_lists,
-    )
-    proposed = [change for make in makers for change in make(shape, offer) if change is not None]
-    true = [change for change in proposed if is_true(change)]
-    return true or [change for change in _all_amounts(shape, offer) if is_true(change)]
+    return _changes(shape, offer, frozenset())
+
+
+def changes_over(shape: Shape, offers: Iterable[Offer]) -> list[Change]:
+    """Give what `changes_on` gives for these nodes, less what `best_of_each` and `nearest` would pass over."""
+    found: list[Change] = []
+    known: set[What] = set()
+    for offer in offers:
+        true = _changes(shape, offer, known)
+        # Of a change that is not about an amount the first one counts.
+        known.update(change.what for change in true if change.relative is None)
+        found += true
+    return found
+
+
+def _changes(shape: Shape, offer: Offer, known: Collection[What]) -> list[Change]:
+    true = [change for what, make in _MAKERS if what not in known for change in _true(make(shape, offer))]
+    several = [] if true else list(_true(_all_amounts(shape, offer)))
+    if several and any(True for what, make in _MAKERS if what in known for _ in _true(make(shape, offer))):
+        return []
+    return true or several
+
+
+def _true(proposed: Iterable[Change | None]) -> Iterator[Change]:
+    return (change for change in proposed if change is not None and is_true(change))
 
 
 def is_true(change: Change) -> bool:
@@ -239,6 +249,20 @@ def _other_lists(shape: Shape, offer: Offer) -> Iterator[Change | None]:
         allow_jobs=() if is_unlisted else offer.allow_jobs,
     )
     yield Change(what=What.LISTS, node=offer.node, text=" and ".join(parts), shape=shape, offer=allowing)
+
+
+_MAKERS: tuple[tuple[What, Callable[[Shape, Offer], Iterable[Change | None]]], ...] = (
+    (What.VRAM, _less_vram),
+    (What.RAM, _less_ram),
+    (What.CORES, _fewer_cores),
+    (What.DEVICES, _fewer_devices),
+    (What.SHARE_JOB, _job_shares),
+    (What.SHARE_NODE, _node_shares),
+    (What.CPU, _on_cpu),
+    (What.SLOTS, _one_more_slot),
+    (What.HOSTS, _other_hosts),
+    (What.LISTS, _other_lists),
+)
 
 
 def shown_bytes(size_bytes: int) -> int:

@@ -5,18 +5,19 @@ It asks the same rule that places (`fit.choose`), about offers as they stand. No
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from stoker.hardware.placement.changes import Change, best_of_each, changes_on, nearest
+from stoker.hardware.placement.changes import Change, best_of_each, changes_over, nearest
 from stoker.hardware.placement.cost import Advice, CostRule
 from stoker.hardware.placement.fit import Choice, choose, choose_device
-from stoker.hardware.placement.lasting import at_best, why_never
+from stoker.hardware.placement.grouping import Group, Groups
+from stoker.hardware.placement.lasting import why_never
 from stoker.hardware.placement.offer import DeviceOffer, Offer
 from stoker.hardware.placement.reasons import Obstacle, device_obstacle, obstacles
 from stoker.hardware.placement.score import Rank
 from stoker.hardware.placement.shape import Shape, shape_of
 from stoker.hardware.placement.terms import Term, cpu_terms, device_terms
-from stoker.model.frozen import frozen
+from stoker.model.frozen import changed, frozen
 from stoker.model.requirements import WantedJob, Wish
 
 
@@ -113,10 +114,18 @@ class Explanation:
         }
 
 
-def explain(wanted: WantedJob, offers: Sequence[Offer], *, cost: CostRule | None = None) -> Explanation:
-    """Explain one job on offers as they stand now."""
+def explain(
+    wanted: WantedJob, offers: Sequence[Offer], *, cost: CostRule | None = None, groups: Groups | None = None
+) -> Explanation:
+    """Explain one job on offers as they stand now.
+
+    Whoever explains several jobs on the same offers hands in the same `groups`, and is answered sooner.
+    """
     shape = shape_of(wanted, cost=cost)
-    verdicts = tuple(judge_node(shape, offer) for offer in offers)
+    groups = groups or Groups()
+    hosts = shape.allowed_hosts, shape.preferred_hosts
+    alike = groups.of(offers, *hosts)
+    verdicts = _judge_all(shape, offers, alike)
     asked = wanted.requirements
     advice = (cost or CostRule()).advise(asked.transfer_mb, asked.mflop) if asked.wish is not Wish.NEVER else Advice()
     fitting = [one for one in verdicts if one.rank is not None]
@@ -129,22 +138,69 @@ def explain(wanted: WantedJob, offers: Sequence[Offer], *, cost: CostRule | None
             advice=advice,
             is_advised_against=shape.is_advised_against,
         )
-    found = [change for offer in offers for change in changes_on(shape, offer)]
-    idle = [at_best(offer) for offer in offers]
-    possible = [offer.node for offer in idle if choose(shape, offer) is not None]
-    ever = [] if possible else [change for offer in idle for change in changes_on(shape, offer)]
+    # Of equal nodes the first is told of.
+    found = changes_over(shape, [group.first for group in alike])
+    idle = groups.of([groups.at_best(offer) for offer in offers], *hosts)
+    able = [group for group in idle if choose(shape, group.first) is not None]
+    possible = sorted(place for group in able for place in group.places)
+    ever = [] if possible else changes_over(shape, [group.first for group in idle])
     return Explanation(
         job=wanted.name,
         best=None,
         nodes=verdicts,
         changes=tuple(best_of_each(found)),
         nearest=nearest(found),
-        waits_for=tuple(possible),
-        never="" if possible else why_never(shape, idle),
+        waits_for=tuple([offers[place].node for place in possible]),
+        never="" if possible else why_never(shape, [groups.at_best(offer) for offer in offers]),
         ever=tuple(best_of_each(ever)),
         advice=advice,
         is_advised_against=shape.is_advised_against,
     )
+
+
+def _judge_all(shape: Shape, offers: Sequence[Offer], alike: Sequence[Group]) -> tuple[NodeVerdict, ...]:
+    verdicts: dict[int, NodeVerdict] = {}
+    for group in alike:
+        first = judge_node(shape, group.first)
+        for place in group.places:
+            offer = offers[place]
+            verdicts[place] = first if offer is group.first else _said_of(offer, first, group.first)
+    return tuple([verdicts[place] for place in range(len(offers))])
+
+
+def _said_of(offer: Offer, verdict: NodeVerdict, other: Offer) -> NodeVerdict:
+    """Give what was found of another node in the same state under this one's names."""
+    if not offer.devices:
+        return changed(verdict, node=offer.node)
+    names = {theirs.uuid: ours.uuid for theirs, ours in zip(other.devices, offer.devices, strict=True)}
+    # Written out: there are tens of thousands, and `changed` takes three times as long.
+    return NodeVerdict(
+        node=offer.node,
+        score=verdict.score,
+        rank=verdict.rank,
+        on=tuple([names[uuid] for uuid in verdict.on]),
+        terms=verdict.terms,
+        obstacles=tuple([_renamed(one, names) for one in verdict.obstacles]),
+        devices=tuple(
+            [
+                DeviceVerdict(
+                    uuid=names[one.uuid],
+                    type=one.type,
+                    score=one.score,
+                    is_shared=one.is_shared,
+                    terms=one.terms,
+                    obstacle=None if one.obstacle is None else _renamed(one.obstacle, names),
+                )
+                for one in verdict.devices
+            ]
+        ),
+    )
+
+
+def _renamed(one: Obstacle, names: Mapping[str, str]) -> Obstacle:
+    if not one.device:
+        return one
+    return Obstacle(code=one.code, why=one.why, needed=one.needed, left=one.left, device=names[one.device])
 
 
 def judge_node(shape: Shape, offer: Offer) -> NodeVerdict:

@@ -7,7 +7,7 @@ moves the nodes that it tells apart.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from math import inf
 from typing import Any
 
@@ -137,6 +137,24 @@ class Layout:
                     fits |= device.beside_bits
         return fits and fits & masks.admitted(home.policy, home.gate)
 
+    def state(self, home: Home) -> Hashable:
+        """Give everything that decides what fits a node now."""
+        self.current(home)
+        seat = home.seat
+        return (
+            home.policy,
+            home.gate,
+            seat.slots - seat.slots_held,
+            seat.is_slot_per_device,
+            tuple([(pool.kind, tuple(map(self._state, devices))) for pool, devices in home.groups]),
+        )
+
+    def _state(self, device: DeviceSeat) -> Hashable:
+        left = amount_at(self.known.vram_amounts, max(0, room_bytes(device)))
+        taken = device.slots is not None and device.jobs >= device.slots
+        bases = frozenset(device.bases) if device.bases else None
+        return min(device.jobs, 1), device.is_held, bool(device.closed), device.admits, left, taken, bases
+
     def _find_bits(self, kind: DeviceKind, device: DeviceSeat) -> None:
         """Work out which shapes could share a device: only where a job came or went, or a shape was learned."""
         masks, room = self._masks, room_bytes(device)
@@ -149,9 +167,14 @@ class Layout:
 
     def enter(self, seat: Seat) -> None:
         """Take a node in."""
+        home = self.homes[seat.order] = self.as_if(seat)
+        self.changed(home)
+
+    def as_if(self, seat: Seat) -> Home:
+        """Give a home for a seat without letting it stand anywhere: what would be so if it did."""
         hosts = sum(bit for names, bit in self.known.host_lists.items() if seat.node in names)
         policy = self._policy(seat.allow_jobs, seat.deny_jobs, seat.priority, hosts)
-        home = self.homes[seat.order] = Home(seat, policy, self._cpu_pool(policy, seat))
+        home = Home(seat, policy, self._cpu_pool(policy, seat))
         by_kind: dict[DeviceKind, list[DeviceSeat]] = {}
         for device in seat.devices:
             device.admits = amount_at(self.known.vram_amounts, device.whole_bytes)
@@ -159,6 +182,14 @@ class Layout:
         if by_kind:
             home.alone = self._alone_pool(policy, tuple(by_kind))
             home.groups = [(self._shared_pool(policy, kind), devices) for kind, devices in by_kind.items()]
+        return home
+
+    def measured(self, home: Home) -> None:
+        """Note that a node was measured, and has more or less than before."""
+        seat = home.seat
+        home.cpu = self._cpu_pool(home.policy, seat)
+        for device in seat.devices:
+            device.admits = amount_at(self.known.vram_amounts, device.whole_bytes)
         self.changed(home)
 
     def leave(self, seat: Seat) -> None:

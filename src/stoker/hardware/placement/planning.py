@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from stoker.hardware.placement.board import Board, Placed
 from stoker.hardware.placement.cost import CostRule
 from stoker.hardware.placement.explaining import Explanation, explain
+from stoker.hardware.placement.grouping import Groups
 from stoker.hardware.placement.offer import Offer
 from stoker.hardware.placement.shape import Shape
 from stoker.model.frozen import changed, frozen
@@ -61,6 +62,7 @@ class _Planning:
         self._cost = cost
         self._explains_all = explains_all
         self._waiting: dict[int, Explanation] = {}
+        self._groups = Groups()
 
     def plan(self, wanted: Wanted, shape: Shape) -> Planned:
         number = self._board.number_of(shape)
@@ -82,4 +84,5 @@ class _Planning:
         return Planned(wanted=wanted, placed=tuple(placed), explanation=explanation)
 
     def _explain(self, wanted: Wanted) -> Explanation:
-        return explain(wanted.job, [self._board.offer(node) for node in self._board.nodes], cost=self._cost)
+        offers = [self._board.offer(node) for node in self._board.nodes]
+        return explain(wanted.job, offers, cost=self._cost, groups=self._groups)

@@ -11,6 +11,7 @@ from math import inf
 
 from stoker.hardware.placement.fit import (
     Block,
+    NodeSeen,
     choose,
     cores_left,
     device_block,
@@ -65,6 +66,26 @@ def obstacles(shape: Shape, offer: Offer) -> tuple[Obstacle, ...]:
         found.append(_devices(shape, offer))
     found += [_ram(shape, offer), _cores(shape, offer), _slots(shape, offer)]
     return tuple(one for one in found if one is not None)
+
+
+def first_block(shape: Shape, node: NodeSeen) -> Block:
+    """Name the first thing that keeps a job from starting on this node, where it can't: without any amounts."""
+    block = policy_block(shape, node)
+    if block is None and not shape.takes_cpu:
+        block = _devices_block(shape, node)
+    if block is None:
+        block = Block.RAM if ram_left(node) < shape.ram_bytes else None
+    return block or (Block.CORES if cores_left(node) < shape.cores else Block.SLOTS)
+
+
+def _devices_block(shape: Shape, node: NodeSeen) -> Block | None:
+    of_backend = [device for device in node.devices if device.backend is shape.backend]
+    if not of_backend:
+        return Block.NO_DEVICE
+    blocks = [block for device in of_backend if (block := device_block(shape, device)) is not None]
+    if len(of_backend) - len(blocks) >= shape.device_count:
+        return None
+    return blocks[0] if shape.device_count == 1 else Block.FEW_DEVICES
 
 
 def device_obstacle(shape: Shape, device: DeviceOffer) -> Obstacle | None:

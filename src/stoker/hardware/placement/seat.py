@@ -6,6 +6,7 @@ A seat looks like the `Offer` it was made of, so that the rule can read it; taki
 from __future__ import annotations
 
 from stoker.hardware.placement.fit import Choice
+from stoker.hardware.placement.measured import MeasuredNode
 from stoker.hardware.placement.offer import DeviceOffer, Offer, ResidentBase
 from stoker.hardware.placement.shape import Shape
 from stoker.model.frozen import changed
@@ -91,6 +92,17 @@ class DeviceSeat:
                 del self.bases[base]
                 self.promised_bytes -= shape.base_bytes
 
+    def measure(self, free_bytes: int | None, closed: str) -> bool:
+        """Take in what was measured; says whether that is news."""
+        if free_bytes == self.offered.free_bytes and closed == self.offered.closed:
+            return False
+        self.offered = offered = changed(self.offered, free_bytes=free_bytes, closed=closed)
+        self.whole_bytes = offered.whole_bytes
+        self.shared_bytes = offered.shared_bytes
+        self.closed = closed
+        self.bits_version = -1
+        return True
+
     def offer(self) -> DeviceOffer:
         """Give it as it stands now."""
         return changed(
@@ -109,6 +121,7 @@ class Seat:
     """One node."""
 
     __slots__ = (
+        "_now",
         "allow_jobs",
         "closed",
         "cores",
@@ -130,12 +143,14 @@ class Seat:
 
     def __init__(self, offered: Offer, order: int) -> None:
         self.order = order
+        self._now: Offer | None = None
         self.node = offered.node
         self.stand_as(offered)
 
     def stand_as(self, offered: Offer) -> None:
         """Be as this offer says."""
         self.offered = offered
+        self._now = offered
         self.devices = [DeviceSeat(device) for device in offered.devices]
         self.slots = offered.slots
         self.is_slot_per_device = offered.is_slot_per_device
@@ -151,8 +166,20 @@ class Seat:
         self.priority = offered.priority
         self.closed = offered.closed
 
+    def measure(self, measured: MeasuredNode) -> bool:
+        """Take in what was measured; says whether that is news."""
+        is_news = self.ram_bytes != measured.ram_bytes or self.closed != measured.closed
+        self.ram_bytes = measured.ram_bytes
+        self.closed = measured.closed
+        for device, (free_bytes, closed) in zip(self.devices, measured.devices, strict=True):
+            is_news |= device.measure(free_bytes, closed)
+        if is_news:
+            self._now = None
+        return is_news
+
     def take(self, shape: Shape, choice: Choice) -> None:
         """Give a job what was chosen for it."""
+        self._now = None
         self.jobs += 1
         self.ram_held_bytes += shape.ram_bytes
         self.cores_held += shape.cores
@@ -168,6 +195,7 @@ class Seat:
 
     def give_back(self, shape: Shape, uuids: tuple[str, ...], choice: Choice) -> None:
         """Take back what a job was given; a device that is gone since is passed over."""
+        self._now = None
         self.jobs -= 1
         self.ram_held_bytes -= shape.ram_bytes
         self.cores_held -= shape.cores
@@ -189,10 +217,17 @@ class Seat:
         return next((device for device in self.devices if device.uuid == uuid), None)
 
     def offer(self) -> Offer:
-        """Give it as it stands now."""
+        """Give it as it stands now: the same object until something comes, goes or is measured."""
+        if self._now is None:
+            self._now = self._offer()
+        return self._now
+
+    def _offer(self) -> Offer:
         return changed(
             self.offered,
             devices=tuple(device.offer() for device in self.devices),
+            ram_bytes=self.ram_bytes,
+            closed=self.closed,
             jobs=self.jobs,
             cpu_jobs=self.cpu_jobs,
             ram_held_bytes=self.ram_held_bytes,

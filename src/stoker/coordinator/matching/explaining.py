@@ -1,0 +1,222 @@
+"""Why a job is where it is, when it may start, and what would change that.
+
+Every machine and device with its score or its reason, what holds it and until when; the place in line. Pure: it asks
+the rule that places (`hardware.placement.explaining`), of a job in the queue as of one that is not there yet, and
+decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from stoker.coordinator.matching.cases import Case, Fleet, Prerequisite
+from stoker.coordinator.matching.openings import starts_s
+from stoker.hardware.placement.changes import Change
+from stoker.hardware.placement.cost import CostRule
+from stoker.hardware.placement.explaining import Explanation, NodeVerdict, explain
+from stoker.hardware.placement.fit import choose
+from stoker.hardware.placement.grouping import Groups
+from stoker.hardware.placement.offer import Offer
+from stoker.hardware.placement.shape import Shape, shape_of
+from stoker.model.frozen import changed
+from stoker.model.lifecycle import JobState
+from stoker.model.units import format_duration
+from stoker.wire.views import JobExplanation
+
+_MOST_CHANGES = 4
+_MOST_MACHINES = 3
+"""So many machines are named in one line; of more it is said how many."""
+_ENDED: Mapping[str, str] = {JobState.FAILED: "failed", JobState.CANCELLED: "was cancelled"}
+
+
+def explain_job(case: Case, fleet: Fleet, *, now_s: float, cost: CostRule | None = None) -> JobExplanation:
+    """Explain one job."""
+    return Explainer(fleet, now_s=now_s, cost=cost).explain(case)
+
+
+class Explainer:
+    """Explains many jobs on one fleet: machines in equal states, and jobs that are placed alike, are looked at once."""
+
+    def __init__(self, fleet: Fleet, *, now_s: float, cost: CostRule | None = None) -> None:
+        self._fleet = fleet
+        self._now_s = now_s
+        self._cost = cost
+        self._groups = Groups()
+        self._told: dict[Shape, Explanation] = {}
+        self._listed = {word for offer in fleet.offers for word in (*offer.allow_jobs, *offer.deny_jobs)}
+
+    def explain(self, case: Case, *, tells_machines: bool = True) -> JobExplanation:
+        """Explain one of them; on a large fleet the machines' rows are most of it, and may be left out."""
+        fleet, now_s, told = self._fleet, self._now_s, self._place(case)
+        is_waiting = case.job.state == JobState.PENDING
+        ahead = case.ahead if is_waiting and not told.never else None
+        return JobExplanation(
+            job=case.job,
+            verdict=_verdict(case, told, fleet, now_s),
+            # Nobody can say what a machine that is away has now.
+            never=told.never if is_waiting and not fleet.absent else "",
+            after={before.name: before.state for before in case.after} if is_waiting else {},
+            place_in_line=None if ahead is None else ahead + 1,
+            ahead=ahead,
+            starts_s=_start_s(case, told, fleet, now_s, self._cost),
+            based_on=case.based_on,
+            machines=tuple([_row(verdict, fleet) for verdict in told.nodes]) if tells_machines else (),
+            changes=tuple(_changes(case, told, fleet, now_s, self._cost)) if is_waiting else (),
+            declines=tuple(decline.to_dict() for decline in case.declines),
+        )
+
+    def _place(self, case: Case) -> Explanation:
+        shape = shape_of(case.wanted, listed=self._listed, cost=self._cost)
+        told = self._told.get(shape)
+        if told is None:
+            told = self._told[shape] = explain(case.wanted, self._fleet.offers, cost=self._cost, groups=self._groups)
+        return told
+
+
+def _row(verdict: NodeVerdict, fleet: Fleet) -> dict[str, Any]:
+    row: dict[str, Any] = verdict.to_dict()
+    holders = fleet.holders.get(verdict.node, ())
+    if holders:
+        held = [holder.to_dict() for holder in holders]
+        row["held"] = held
+        for device in row["devices"]:
+            device["held"] = [one for one, of in zip(held, holders, strict=True) if device["uuid"] in of.devices]
+    if verdict.node in fleet.closed_until_s:
+        row["closed_until_s"] = fleet.closed_until_s[verdict.node]
+    return row
+
+
+def _start_s(case: Case, told: Explanation, fleet: Fleet, now_s: float, cost: CostRule | None) -> float | None:
+    """Say when it may start: after what it comes after, after its delay, and once there is room."""
+    if case.job.state != JobState.PENDING or told.never or case.job.is_cancelling:
+        return None
+    earliest_s = max(now_s, case.not_before_s)
+    for before in case.after:
+        if before.ends_s is None:
+            return None
+        earliest_s = max(earliest_s, before.ends_s)
+    shape = shape_of(case.wanted, cost=cost)
+    fitting = {verdict.node for verdict in told.nodes if verdict.fits}
+    room_s = starts_s(shape, fleet, fitting, ahead=case.ahead or 0, lasts_s=case.lasts_s, now_s=now_s)
+    return None if room_s is None else max(earliest_s, room_s)
+
+
+def _verdict(case: Case, told: Explanation, fleet: Fleet, now_s: float) -> str:
+    job = case.job
+    if job.state == JobState.PENDING:
+        return _waiting(case, told, fleet, now_s)
+    if job.is_cancelling:
+        return f"is being cancelled; {job.machine} has not confirmed that it stopped"
+    if job.state == JobState.RUNNING:
+        return f"runs on {job.machine}{_for(case.ends_s, now_s)}"
+    if job.state == JobState.CLAIMED:
+        return f"was given to {job.machine}, which has not started it yet"
+    on = f" on {job.machine}" if job.machine else ""
+    return f"{job.state}{on}{f': {job.why}' if job.why else ''}"
+
+
+def _waiting(case: Case, told: Explanation, fleet: Fleet, now_s: float) -> str:
+    if case.after:
+        return f"waits for {_listed([f'{one.name} ({one.state})' for one in case.after])}"
+    if case.not_before_s > now_s:
+        why = f": {case.message}" if case.message else ""
+        return f"tries again in {format_duration(case.not_before_s - now_s)}{_spent(case)}{why}"
+    if told.never and fleet.offers:
+        return f"never on this fleet: {told.never}"
+    line = "waits" if case.ahead is None else f"waits, {_ordinal(case.ahead + 1)} in line"
+    if not fleet.offers:
+        absent = [f"{name} is {why}" for name, why in fleet.absent.items()]
+        return f"{line}: no machine takes work{f' ({_listed(absent)})' if absent else ''}"
+    return f"{line}{_place(case, told, fleet, now_s)}"
+
+
+def _place(case: Case, told: Explanation, fleet: Fleet, now_s: float) -> str:
+    """Say where it starts next, or who has the machines that it waits for."""
+    if told.best is not None:
+        return f": starts when {told.best} next asks for work" if not case.ahead else ""
+    found = []
+    for node in told.waits_for:
+        holders = fleet.holders.get(node, ())
+        if holders:
+            until = [holder.ends_s for holder in holders if holder.ends_s is not None]
+            end_s = max(until) if len(until) == len(holders) else None
+            found.append(f"{node}: taken by {_listed([holder.job for holder in holders])}{_for(end_s, now_s)}")
+    return f". {_listed(found, '; ')}" if found else ""
+
+
+def _changes(case: Case, told: Explanation, fleet: Fleet, now_s: float, cost: CostRule | None) -> Iterator[str]:
+    """Give what would let it start, the nearest first."""
+    if case.after or case.not_before_s > now_s:
+        yield from (_of_prerequisite(before, now_s) for before in case.after)
+        return
+    if told.best is not None and case.ahead:
+        ahead = "the job" if case.ahead == 1 else f"the {case.ahead:,} jobs"
+        yield f"starts now if its priority is above that of {ahead} ahead (stoker jobs priority {case.job.name})"
+    if told.best is None:
+        yield from _of_placement(told)
+        yield from _of_closed(case, fleet, now_s, cost)
+        for machine, why in list(fleet.absent.items())[:_MOST_MACHINES]:
+            yield f"starts perhaps if {machine} comes back ({why})"
+    if not fleet.offers and not fleet.absent:
+        yield "starts once a machine joins (stoker work --join URL)"
+
+
+def _of_placement(told: Explanation) -> Iterator[str]:
+    first = [told.nearest] if told.nearest is not None else []
+    now: list[Change] = [*first, *[one for one in told.changes if one not in first]][:_MOST_CHANGES]
+    yield from (f"starts now if {change.text}" for change in now)
+    if told.never:
+        said = {(change.what, change.relative) for change in now}
+        ever = [change for change in told.ever if (change.what, change.relative) not in said]
+        yield from (f"possible if {change.text}" for change in ever[:_MOST_CHANGES])
+
+
+def _of_closed(case: Case, fleet: Fleet, now_s: float, cost: CostRule | None) -> Iterator[str]:
+    """Name machines and devices that are closed and would take it now."""
+    shape = shape_of(case.wanted, cost=cost)
+    closed = [offer for offer in fleet.offers if offer.closed or any(device.closed for device in offer.devices)]
+    able = [offer for offer in closed if choose(shape, _opened(offer)) is not None]
+    for offer in able[:_MOST_MACHINES]:
+        yield f"starts now if {_closed(offer)}{_for(fleet.closed_until_s.get(offer.node), now_s)} is opened"
+    if len(able) > _MOST_MACHINES:
+        yield f"starts now if one of {len(able) - _MOST_MACHINES} more closed machines is opened"
+
+
+def _opened(offer: Offer) -> Offer:
+    return changed(offer, closed="", devices=tuple(changed(device, closed="") for device in offer.devices))
+
+
+def _closed(offer: Offer) -> str:
+    if offer.closed:
+        return f"machine {offer.node}, which is {offer.closed}"
+    devices = [f"{device.uuid} of {offer.node} ({device.closed})" for device in offer.devices if device.closed]
+    return _listed(devices)
+
+
+def _of_prerequisite(before: Prerequisite, now_s: float) -> str:
+    ended = _ENDED.get(before.state)
+    if ended is not None:
+        return f"starts once {before.name}, which {ended}, is requeued and completes"
+    return f"starts once {before.name} has completed ({before.state}{_for(before.ends_s, now_s)})"
+
+
+def _spent(case: Case) -> str:
+    told = [f"{cause} {count} of {most}" for cause, (count, most) in case.spent.items() if count]
+    return f" ({', '.join(told)})" if told else ""
+
+
+def _listed(texts: Sequence[str], between: str = ", ") -> str:
+    shown = between.join(texts[:_MOST_MACHINES])
+    more = len(texts) - _MOST_MACHINES
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _ordinal(number: int) -> str:
+    if number % 100 in (11, 12, 13):
+        return f"{number}th"
+    return f"{number}{({1: 'st', 2: 'nd', 3: 'rd'}).get(number % 10, 'th')}"
+
+
+def _for(until_s: float | None, now_s: float) -> str:
+    return "" if until_s is None or until_s <= now_s else f" for about {format_duration(until_s - now_s)}"
