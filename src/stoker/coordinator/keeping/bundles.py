@@ -1,0 +1,164 @@
+"""Results and checkpoints as archives under their digest: on their way in, here, and on their way out again.
+
+Blobs need no fence: bytes under their own digest can't be anybody else's. Pointing a job at them does, and the queue
+asks `has_archive` before it lets a job point anywhere. What a prune is about to remove is not there any more from the
+moment it begins (`removing`), so no job can be pointed at bytes on their way out.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+from stoker.coordinator.keeping.limits import KeepingLimits
+from stoker.model.digests import Digest, is_digest
+from stoker.model.errors import BadInput, HashMismatch, NotFound, Unavailable
+from stoker.model.fleet_errors import TooLarge
+from stoker.model.frozen import frozen
+from stoker.model.units import format_size
+from stoker.store.objects.seam import ObjectStore, PutOutcome, Upload
+
+_REMEMBERED = 10_000
+
+
+@frozen
+class Begun:
+    """An upload that may begin, or go on: `offset` bytes of it are here. Nothing has to be sent if it is known."""
+
+    id: str
+    offset: int
+    is_known: bool = False
+
+    def to_dict(self) -> dict[str, object]:
+        return {"id": self.id, "offset": self.offset, "is_known": self.is_known}
+
+
+class Bundles:
+    """Archives in an object store. Safe to use from several threads."""
+
+    def __init__(self, objects: ObjectStore, *, limits: KeepingLimits | None = None) -> None:
+        self._objects = objects
+        self._limits = limits or KeepingLimits()
+        self._turn = threading.Lock()
+        self._uploads: OrderedDict[tuple[str, int], str] = OrderedDict()
+        self._going: set[str] = set()
+
+    def has_archive(self, sha256: str) -> int | None:
+        """Give an archive's size if it is here, whole, and to stay; nothing if not. Cheap: the queue's writer asks."""
+        if not is_digest(sha256):
+            return None
+        with self._turn:
+            if sha256 in self._going:
+                return None
+        return self._objects.size(Digest(sha256))
+
+    def begin(self, sha256: str, size_bytes: int) -> Begun:
+        """Begin an upload, or find the one of the same bytes that is under way, whoever began it."""
+        digest = self._wanted(sha256, size_bytes)
+        if self._is_known(digest):
+            return Begun(id="", offset=size_bytes, is_known=True)
+        with self._turn:
+            under_way = self._uploads.get((sha256, size_bytes))
+        if under_way is not None:
+            try:
+                return Begun(id=under_way, offset=self._objects.upload(under_way).offset)
+            except NotFound:
+                pass
+        upload = self._objects.begin(digest, size_bytes)
+        with self._turn:
+            self._uploads[(sha256, size_bytes)] = upload.id
+            while len(self._uploads) > _REMEMBERED:
+                self._uploads.popitem(last=False)
+        return Begun(id=upload.id, offset=upload.offset)
+
+    def append(self, upload_id: str, offset: int, data: bytes | BinaryIO) -> int:
+        """Add bytes to an upload, durable on return, and say how far it is.
+
+        `Refused` with the right `offset` if it is not there, `LockHeld` if somebody else adds to it just now.
+        """
+        stream = io.BytesIO(data) if isinstance(data, bytes) else data
+        return self._objects.append(upload_id, offset, stream).offset
+
+    def upload(self, upload_id: str) -> Upload:
+        """Say how far an upload is. `NotFound`."""
+        return self._objects.upload(upload_id)
+
+    def finish(self, upload_id: str) -> PutOutcome:
+        """Check the bytes of an upload and give them their name. `HashMismatch` if they are others; they are gone then.
+
+        `Refused` with the right `offset` if some are missing.
+        """
+        digest = self._objects.upload(upload_id).digest
+        self._refuse_going(digest)
+        return self._objects.finish(upload_id)
+
+    def put(self, sha256: str, stream: BinaryIO, *, size_bytes: int | None = None) -> PutOutcome:
+        """Take an archive in as one stream, as system A's workers send it. `HashMismatch` leaves nothing behind."""
+        digest = self._wanted(sha256, size_bytes or 0)
+        limited = _Limited(stream, self._limits.archive_bytes)
+        return self._objects.put(digest, io.BufferedReader(limited), size_bytes=size_bytes)
+
+    def open(self, sha256: str, *, start: int = 0, length: int | None = None) -> BinaryIO:
+        """Open an archive, or a range of it, to be read and closed by the caller. `NotFound`."""
+        return self._objects.open(Digest(sha256), start=start, length=length)
+
+    @contextmanager
+    def removing(self, archives: frozenset[str]) -> Iterator[None]:
+        """Hold archives as not here, for the length of a with-block: nobody can point at them or bring them in."""
+        with self._turn:
+            if self._going & archives:
+                raise Unavailable("some of these are being removed already", hint="one prune at a time")
+            self._going |= archives
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._going -= archives
+
+    def _is_known(self, digest: Digest) -> bool:
+        """Whether it is here; it is young again then, so that no prune takes it before a job points at it."""
+        if self._objects.size(digest) is None:
+            return False
+        try:
+            return self._objects.put(digest, io.BytesIO()) is PutOutcome.KNOWN
+        except HashMismatch:
+            # Removed between the two; the empty file that would have been put is not what it is called.
+            return False
+
+    def _wanted(self, sha256: str, size_bytes: int) -> Digest:
+        if not is_digest(sha256):
+            raise BadInput(f"not a digest: {sha256[:80]!r}", hint="it is written as 64 lower-case hex digits")
+        most = self._limits.archive_bytes
+        if size_bytes > most:
+            raise TooLarge(f"{format_size(size_bytes)}: {format_size(most)} are the most", most_bytes=most)
+        self._refuse_going(sha256)
+        return Digest(sha256)
+
+    def _refuse_going(self, sha256: str) -> None:
+        with self._turn:
+            if sha256 in self._going:
+                raise Unavailable(f"object {sha256[:12]} is being removed", hint="send it again in a moment")
+
+
+class _Limited(io.RawIOBase):
+    """A stream that may not be longer than the limit."""
+
+    def __init__(self, stream: BinaryIO, most_bytes: int) -> None:
+        self._stream = stream
+        self._left_bytes = self._most_bytes = most_bytes
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override]  # bytes-like, as the reader gives it
+        data = self._stream.read(len(buffer))
+        self._left_bytes -= len(data)
+        if self._left_bytes < 0:
+            most = self._most_bytes
+            raise TooLarge(f"an archive of more than {format_size(most)}", most_bytes=most)
+        buffer[: len(data)] = data
+        return len(data)

@@ -1,0 +1,160 @@
+"""The plain view of results that system A's people know: a folder per model, and an index that only grows.
+
+    models/MODEL_MODE/HASH/bundle   a link to the archive
+    models/index.jsonl              one line per result that was taken in
+
+It is the story, not the truth: the database says which results there are. A result that is taken in again changes
+nothing; equal bytes of two jobs are one archive and two lines.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from stoker.host.durable import open_regular, remove_tree, translated
+from stoker.host.names import name_fault
+from stoker.model.digests import Digest
+from stoker.model.frozen import frozen
+from stoker.model.json_text import dumps, loads
+from stoker.store.put_index import append_line
+
+_LONGEST_NAME = 120
+# More than the lines of one time, or of one commit, have together.
+_TAIL_BYTES = 1 << 20
+
+
+@frozen
+class Ingest:
+    """One result as it is taken in."""
+
+    job: str
+    """The job's id."""
+    name: str
+    attempt: int
+    model: str
+    """Its recipe, or what system A calls a model."""
+    mode: str
+    archive_sha256: str
+    tree: str
+    size_bytes: int
+    at_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "v": 1,
+            "at_s": self.at_s,
+            "job": self.job,
+            "name": self.name,
+            "attempt": self.attempt,
+            "model": self.model,
+            "mode": self.mode,
+            "sha256": self.archive_sha256,
+            "tree": self.tree,
+            "size_bytes": self.size_bytes,
+        }
+
+
+class ModelView:
+    """The view below one folder; `place_of` says where an archive lies, if it lies in a file."""
+
+    def __init__(self, folder: str, place_of: Callable[[Digest], str] | None) -> None:
+        self.folder = folder
+        self.index = os.path.join(folder, "index.jsonl")
+        self._place_of = place_of
+        self._turn = threading.Lock()
+        # Results come in the order of their times: those of the newest time are all that has to be remembered.
+        self._newest_s: float | None = None
+        self._of_newest: set[tuple[str, int, str]] = set()
+
+    def ingest(self, *some: Ingest) -> int:
+        """Show results in the order of their times: links, then lines. Gives how many had not been shown before."""
+        with self._turn:
+            newest_s = self._read_newest()
+            of_newest = set(self._of_newest)
+            fresh = []
+            for one in some:
+                key = (one.job, one.attempt, one.archive_sha256)
+                if one.at_s < newest_s or key in of_newest:
+                    continue
+                if one.at_s > newest_s:
+                    newest_s = one.at_s
+                    of_newest.clear()
+                of_newest.add(key)
+                self._link(one)
+                fresh.append(dumps(one.to_json()).encode() + b"\n")
+            if fresh:
+                with translated(self.index):
+                    os.makedirs(self.folder, mode=0o700, exist_ok=True)
+                append_line(self.index, b"".join(fresh), lock=os.path.join(self.folder, ".lock"))
+                self._newest_s, self._of_newest = newest_s, of_newest
+        return len(fresh)
+
+    def newest_s(self) -> float:
+        """Give the time of the newest result that is shown; 0 if there is none."""
+        with self._turn:
+            return self._read_newest()
+
+    def rows(self, *, last_bytes: int | None = None) -> Iterator[dict[str, Any]]:
+        """Give the lines of the index, or those of its last bytes, the oldest first; a torn one is passed over."""
+        try:
+            file = open_regular(self.index)
+        except OSError:
+            return
+        with file:
+            if last_bytes is not None:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - last_bytes))
+            for line in file:
+                with suppress(ValueError):
+                    row = loads(line)
+                    if isinstance(row, dict) and {"job", "attempt", "sha256", "at_s"} <= row.keys():
+                        yield row
+
+    def link_of(self, one: Ingest) -> str:
+        """Give where the link to a result's archive lies."""
+        return os.path.join(self.folder, _folder_name(one.model, one.mode), one.archive_sha256, "bundle")
+
+    def drop(self, archives: frozenset[str]) -> None:
+        """Take the links to archives away that are removed; the lines stay."""
+        for folder in _folders(self.folder):
+            for name in archives.intersection(_folders(os.path.join(self.folder, folder))):
+                remove_tree(os.path.join(self.folder, folder, name))
+            with suppress(OSError):
+                os.rmdir(os.path.join(self.folder, folder))
+
+    def _read_newest(self) -> float:
+        if self._newest_s is None:
+            rows = list(self.rows(last_bytes=_TAIL_BYTES))
+            self._newest_s = max((float(row["at_s"]) for row in rows), default=0.0)
+            self._of_newest = {
+                (row["job"], row["attempt"], row["sha256"]) for row in rows if row["at_s"] == self._newest_s
+            }
+        return self._newest_s
+
+    def _link(self, one: Ingest) -> None:
+        link = self.link_of(one)
+        if self._place_of is None or os.path.lexists(link):
+            return
+        # Relative, so that the whole folder may be moved.
+        place = os.path.relpath(self._place_of(Digest(one.archive_sha256)), os.path.dirname(link))
+        with translated(link):
+            os.makedirs(os.path.dirname(link), mode=0o700, exist_ok=True)
+            os.symlink(place, link)
+
+
+def _folder_name(model: str, mode: str) -> str:
+    """Give `tabular_gbt_realistic`: one name, whatever stands in it."""
+    name = "_".join(filter(None, (model, mode)))[:_LONGEST_NAME]
+    plain = "".join(char if char.isalnum() or char in "-_." else "_" for char in name).strip(".")
+    return plain if plain and not name_fault(plain) else "other"
+
+
+def _folders(path: str) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return []

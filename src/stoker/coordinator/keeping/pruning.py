@@ -1,0 +1,177 @@
+"""Carry out a prune of what a fleet keeps: records are marked first, then bytes go that nothing names.
+
+While it runs, what may go counts as not here (`Bundles.removing`), so that no job is pointed at it; who pointed at it
+before is in the database by the time the marks are, and is found there. So a crash anywhere leaves bytes without a
+name, which the next prune sweeps, and never a name without bytes that is not marked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from stoker.coordinator.keeping.keeping import Keeping
+from stoker.coordinator.keeping.retention import (
+    AttemptLogs,
+    BundleRow,
+    RetentionDecision,
+    RetentionPolicy,
+    decide_logs,
+    decide_retention,
+)
+from stoker.model.digests import Digest
+from stoker.model.errors import BadInput, StokerError
+from stoker.model.frozen import fresh, frozen
+
+ORPHAN_GRACE_S = 86400.0
+"""How long an archive that nothing names is spared: its worker may be about to say that the job finished."""
+UPLOAD_GRACE_S = 7 * 86400.0
+"""How long an upload may rest before nobody is thought to go on with it."""
+
+
+class BundleRecords(Protocol):
+    """What the database says of results, as far as a prune needs it."""
+
+    def bundles(self) -> Iterator[BundleRow]:
+        """Give every result that is not marked as pruned."""
+
+    def mark_pruned(self, ids: tuple[int, ...]) -> frozenset[int]:
+        """Mark results, durably, and say which were: pinned ones are not.
+
+        On return, whatever was asked of the queue before is durable too.
+        """
+
+    def named(self) -> frozenset[str]:
+        """Give the digests of all archives that a result or a job's checkpoint names now."""
+
+    def is_live(self, job: str) -> bool:
+        """Say whether a job may still add to its files."""
+
+
+@frozen
+class PruneOutlook:
+    """What a prune would do."""
+
+    results: RetentionDecision
+    logs: tuple[AttemptLogs, ...]
+    orphans: tuple[tuple[str, int], ...]
+    """Digest and size of archives that nothing names: of attempts that were lost, of overtaken checkpoints."""
+    uploads: tuple[str, ...]
+
+    @property
+    def is_nothing(self) -> bool:
+        return not (self.results.removals or self.logs or self.orphans or self.uploads)
+
+    @property
+    def freed_bytes(self) -> int:
+        """What it would free, uploads not counted."""
+        logs = sum(one.size_bytes for one in self.logs)
+        return self.results.freed_bytes + logs + sum(size for _, size in self.orphans)
+
+
+@frozen
+class PruneDone:
+    """What a prune did."""
+
+    marked: tuple[int, ...] = ()
+    archives: int = 0
+    archive_bytes: int = 0
+    logs: int = 0
+    log_bytes: int = 0
+    uploads: int = 0
+    stuck: tuple[str, ...] = fresh(factory=tuple)
+    """What could not be removed, and why."""
+
+    @property
+    def freed_bytes(self) -> int:
+        return self.archive_bytes + self.log_bytes
+
+
+class Pruning:
+    """Looks, and acts if told to. In the coordinator's own process: only there is it known what is on its way in."""
+
+    def __init__(self, keeping: Keeping, records: BundleRecords) -> None:
+        self._keeping = keeping
+        self._records = records
+
+    def look(self, policy: RetentionPolicy) -> PruneOutlook:
+        """Say what would go; nothing is touched. `BadInput` if the policy can't be."""
+        if fault := policy.faults():
+            raise BadInput(fault)
+        keeping, now_s = self._keeping, self._keeping.clock.wall_s()
+        named = self._records.named()
+        orphans = tuple(
+            (one.digest, one.size_bytes)
+            for one in keeping.objects.list()
+            if one.digest not in named and now_s - one.touched_s > ORPHAN_GRACE_S
+        )
+        return PruneOutlook(
+            results=decide_retention(self._records.bundles(), policy, now_s=now_s),
+            logs=decide_logs(self._logs(), policy, now_s=now_s) if policy.logs_older_than_s is not None else (),
+            orphans=orphans,
+            uploads=keeping.objects.stale_uploads(grace_s=UPLOAD_GRACE_S),
+        )
+
+    def carry_out(self, outlook: PruneOutlook) -> PruneDone:
+        """Do it. What was pinned, or named again, meanwhile stays."""
+        keeping = self._keeping
+        stuck: list[str] = []
+        marked, archives, archive_bytes = self._remove_archives(outlook, stuck)
+        logs = log_bytes = 0
+        for one in outlook.logs:
+            if self._records.is_live(one.job):
+                continue
+            try:
+                log_bytes += keeping.attempt_files.remove(one.job, one.attempt)
+                logs += 1
+            except StokerError as error:
+                stuck.append(str(error))
+        return PruneDone(
+            marked=tuple(sorted(marked)),
+            archives=archives,
+            archive_bytes=archive_bytes,
+            logs=logs,
+            log_bytes=log_bytes,
+            uploads=len(keeping.objects.sweep_uploads(grace_s=UPLOAD_GRACE_S)),
+            stuck=tuple(stuck),
+        )
+
+    def _remove_archives(self, outlook: PruneOutlook, stuck: list[str]) -> tuple[frozenset[int], int, int]:
+        keeping = self._keeping
+        rows = {removal.row.id: removal.row for removal in outlook.results.removals}
+        sizes = dict(outlook.orphans) | {row.archive_sha256: row.size_bytes for row in rows.values()}
+        if not sizes:
+            return frozenset(), 0, 0
+        orphans = dict(outlook.orphans)
+        count = freed_bytes = 0
+        gone: set[str] = set()
+        with keeping.bundles.removing(frozenset(sizes)):
+            marked = self._records.mark_pruned(tuple(rows))
+            named = self._records.named()
+            for digest, size_bytes in sizes.items():
+                if digest in named:
+                    continue
+                try:
+                    grace_s = ORPHAN_GRACE_S if digest in orphans else 0.0
+                    if keeping.objects.remove(Digest(digest), grace_s=grace_s):
+                        count += 1
+                        freed_bytes += size_bytes
+                        gone.add(digest)
+                except StokerError as error:
+                    stuck.append(str(error))
+        keeping.models.drop(frozenset(gone))
+        return marked, count, freed_bytes
+
+    def _logs(self) -> Iterator[AttemptLogs]:
+        files = self._keeping.attempt_files
+        for job in files.jobs():
+            is_live = self._records.is_live(job)
+            for attempt in files.attempts(job):
+                kept = files.files(job, attempt)
+                yield AttemptLogs(
+                    job=job,
+                    attempt=attempt,
+                    size_bytes=sum(file.size_bytes for file in kept),
+                    changed_s=max((file.changed_s for file in kept), default=0.0),
+                    is_live=is_live,
+                )

@@ -1,0 +1,1 @@
+"""The coordinator over HTTP: routes, limits, live streams, and the process that serves them."""

@@ -1,0 +1,150 @@
+"""One of workers' own requests, answered by its connection itself: no task, no framework, one write.
+
+It stands where the server keeps the request that is under way, and says of itself what the server asks there. The same
+routes can be reached through the framework (`front`); what is answered is decided by `WorkerRoutes` alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Protocol
+
+from stoker.coordinator.service.intake import SPEECH_BYTES, judge_length, too_large
+from stoker.coordinator.service.speech import ALWAYS, json_bytes, known
+
+_HEAD = (
+    b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\n"
+    + b"".join(b"%b: %b\r\n" % header for header in ALWAYS)
+    + b"content-length: %d\r\n"
+)
+_DONE = _HEAD.replace(b"%d %b", b"200 OK", 1)
+
+
+class Reply(Protocol):
+    """Where an answer goes. Only the first counts."""
+
+    def say(self, body: bytes) -> None:
+        """Answer with JSON."""
+
+    def fail(self, error: BaseException) -> None:
+        """Answer with an error."""
+
+    async def gone(self) -> None:
+        """Wait until whoever asked has left."""
+
+
+Route = Callable[[bytes, Reply], None]
+"""Answers a body, now or later."""
+
+
+class Door(Protocol):
+    """Who may ask what, without a framework."""
+
+    def find(self, path: str) -> Route | None:
+        """Give what answers at a path."""
+
+    def judge(self, path: str, headers: dict[bytes, bytes]) -> None:
+        """Let a request pass, or refuse it with the reason."""
+
+
+class Told:
+    """Stands where the server would wake whoever waits for a body: here nobody does."""
+
+    def set(self) -> None:
+        """Do nothing."""
+
+
+class Exchange:
+    """One request and its answer. `on_done` is called once the answer is written."""
+
+    __slots__ = ("_left", "_on_done", "_parts", "_route", "_size", "_transport", "disconnected", "keep_alive",
+                 "message_event", "more_body", "response_complete")  # fmt: skip
+
+    def __init__(
+        self, route: Route, transport: asyncio.Transport, *, keep_alive: bool, on_done: Callable[[], None]
+    ) -> None:
+        self._route = route
+        self._transport = transport
+        self._on_done = on_done
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._left: asyncio.Future[None] | None = None
+        # What the server looks at.
+        self.keep_alive = keep_alive
+        self.more_body = True
+        self.response_complete = False
+        self.disconnected = False
+        self.message_event = Told()
+
+    @property
+    def response_started(self) -> bool:
+        """Whether the client has been told anything: an answer leaves in one piece."""
+        return self.response_complete
+
+    def begin(self, door: Door, path: str, headers: dict[bytes, bytes]) -> None:
+        """Refuse the request by its head, or wait for its body."""
+        try:
+            door.judge(path, headers)
+            judge_length(headers, SPEECH_BYTES)
+        except Exception as error:  # noqa: BLE001 - here every error becomes an answer
+            self.fail(error)
+
+    def take(self, body: bytes) -> None:
+        """Take a part of the body; what comes after an answer is dropped."""
+        if not self.response_complete:
+            self._parts.append(body)
+            self._size += len(body)
+            if self._size > SPEECH_BYTES:
+                self._parts.clear()
+                self.fail(too_large(SPEECH_BYTES))
+
+    def act(self) -> None:
+        """The body is whole: answer it."""
+        self.more_body = False
+        if self.response_complete:
+            return
+        parts = self._parts
+        try:
+            self._route(parts[0] if len(parts) == 1 else b"".join(parts), self)
+        except Exception as error:  # noqa: BLE001 - here every error becomes an answer
+            self.fail(error)
+
+    def say(self, body: bytes) -> None:
+        """Answer with JSON."""
+        self._write(_DONE % len(body), body)
+
+    def fail(self, error: BaseException) -> None:
+        """Answer with an error."""
+        told = known(error)
+        body = json_bytes(told.error.to_dict())
+        more = b"".join(b"%b: %b\r\n" % header for header in told.headers)
+        self._write(_HEAD % (told.status, _phrase(told.status), len(body)) + more, body)
+
+    async def gone(self) -> None:
+        """Wait until whoever asked has left."""
+        if not self.disconnected:
+            self._left = asyncio.get_running_loop().create_future()
+            await self._left
+
+    def leave(self) -> None:
+        """Hear that whoever asked has left."""
+        self.disconnected = True
+        if self._left is not None and not self._left.done():
+            self._left.set_result(None)
+
+    def _write(self, head: bytes, body: bytes) -> None:
+        if self.response_complete:
+            return
+        self.response_complete = True
+        if self.disconnected or self._transport.is_closing():
+            return
+        self._transport.write(head + (b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n") + body)
+        if not self.keep_alive:
+            self._transport.close()
+        self._on_done()
+
+
+def _phrase(status: int) -> bytes:
+    return HTTPStatus(status).phrase.encode()

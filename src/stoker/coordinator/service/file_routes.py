@@ -1,0 +1,202 @@
+"""Routes of bytes: mirrored files in, out and followed; archives uploaded in pieces, and read back in ranges.
+
+They have threads and limits of their own, so that no flood of logs stands in the way of a control call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, BinaryIO
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from stoker.coordinator.service.answers import BYTES_ANSWER, BYTES_BODY, FilePath, Ref, answer, raw
+from stoker.coordinator.service.intake import headers_of, read_body
+from stoker.coordinator.service.office import Office
+from stoker.coordinator.service.speech import ALWAYS, Refusal
+from stoker.model.digests import Digest
+from stoker.model.errors import BadInput, NotFound
+from stoker.model.fleet_errors import StaleLease
+from stoker.model.leases import Token
+from stoker.wire.asking import (
+    MOST_FILE_BYTES,
+    FileList,
+    FileOffset,
+    FileView,
+    UploadAsk,
+    UploadBegun,
+)
+from stoker.wire.people_calls import ATTEMPT_HEADER, OVER_HEADER, SIZE_HEADER
+from stoker.wire.views import AttemptView
+
+BODIES_AT_ONCE = 16
+"""Pieces of files in memory at the same time, each of at most 8 MiB; further ones are not read before."""
+MOST_WAIT_S = 60.0
+PIECE_BYTES = 1024 * 1024
+_LAST = 2**53
+_RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
+
+Offset = Annotated[int, Query(ge=0, le=_LAST)]
+Number = Annotated[int, Query(ge=1, le=2**31 - 1)]
+Wait = Annotated[float, Query(ge=0, le=MOST_WAIT_S)]
+
+
+class FileRoutes:
+    """Answers them."""
+
+    def __init__(self, office: Office) -> None:
+        self._office = office
+        self._bodies = asyncio.Semaphore(BODIES_AT_ONCE)
+        self.router = APIRouter(tags=["files"])
+        add = self.router.add_api_route
+        put: dict[str, Any] = {"response_model": FileOffset, "openapi_extra": BYTES_BODY}
+        add("/v1/attempts/{job}/files/{path:path}", self.put, methods=["PUT"], **put)
+        add("/v1/jobs/{ref}/files", self.list, response_model=FileList)
+        add("/v1/jobs/{ref}/files/{path:path}", self.read, response_class=Response, responses=BYTES_ANSWER)
+        add("/v1/uploads", self.begin, methods=["POST"], response_model=UploadBegun)
+        add("/v1/uploads/{upload}", self.append, methods=["PATCH"], **put)
+        add("/v1/uploads/{upload}/finish", self.finish, methods=["POST"], response_model=UploadBegun)
+        ranges: dict[int | str, dict[str, Any]] = {
+            206: {"description": "A range"},
+            416: {"description": "Beyond its end"},
+        }
+        found: dict[str, Any] = {"response_class": Response, "responses": {**BYTES_ANSWER, **ranges}}
+        add("/v1/objects/{sha256}", self.object, methods=["GET"], **found)
+        add("/v1/objects/{sha256}", self.object, methods=["HEAD"], name="object_head", **found)
+
+    async def put(  # noqa: PLR0913, PLR0917 - a token, a place and bytes
+        self,
+        request: Request,
+        job: str,
+        path: FilePath,
+        attempt: Number,
+        epoch: Annotated[int, Query(ge=1, le=_LAST)],
+        generation: Annotated[int, Query(ge=0, le=_LAST)],
+        offset: Offset,
+    ) -> Response:
+        """Append to a mirrored file of an attempt. What lies there already is not written twice."""
+        office = self._office
+        token = Token(job=job, attempt=attempt, epoch=epoch, generation=generation)
+        async with self._bodies:
+            data = await read_body(request.receive, headers_of(request.scope), MOST_FILE_BYTES)
+            if not office.queue.is_current(token):
+                raise StaleLease(f"attempt {attempt} of job {job[:12]} is over", hint="drop what it made", job=job)
+            size_bytes = await office.keep(office.keeping.append, job, attempt, path, offset, data)
+        return answer(FileOffset(offset=size_bytes))
+
+    async def list(self, ref: Ref, attempt: Number | None = None) -> Response:
+        """Give what is mirrored of a job's attempt, by default its last."""
+        job, number, is_over = await self._attempt(ref, attempt)
+        kept = await self._office.keep(self._office.keeping.files, job, number)
+        files = tuple(FileView(path=file.path, size_bytes=file.size_bytes) for file in kept)
+        return answer(FileList(attempt=number, files=files, is_over=is_over))
+
+    async def read(
+        self,
+        ref: Ref,
+        path: FilePath,
+        attempt: Number | None = None,
+        offset: Offset = 0,
+        limit: Annotated[int, Query(ge=1, le=MOST_FILE_BYTES)] = MOST_FILE_BYTES,
+        wait_s: Wait = 0.0,
+    ) -> Response:
+        """Give bytes of a mirrored file; at its end, wait for more while the attempt runs."""
+        office = self._office
+        job, number, is_over = await self._attempt(ref, attempt)
+        place = (job, number, path)
+        grown = office.followers.look_up(place) if wait_s else None
+        data, size_bytes = await self._piece(place, offset, limit, may_be_missing=not is_over)
+        if not data and grown is not None and not is_over:
+            await office.followers.wait(grown, wait_s)
+            job, number, is_over = await self._attempt(ref, number)
+            data, size_bytes = await self._piece(place, offset, limit, may_be_missing=True)
+        named = {SIZE_HEADER: str(size_bytes), OVER_HEADER: str(int(is_over)), ATTEMPT_HEADER: str(number)}
+        return raw(data, "application/octet-stream", headers=named)
+
+    async def begin(self, asked: UploadAsk) -> Response:
+        """Begin an upload, or go on with one: the answer says from where, or that the bytes are known."""
+        begun = await self._office.keep(self._office.keeping.bundles.begin, asked.digest, asked.size_bytes)
+        return answer(UploadBegun(id=begun.id, offset=begun.offset, is_known=begun.is_known))
+
+    async def append(self, request: Request, upload: str, offset: Offset) -> Response:
+        """Add bytes to an upload, at most 8 MiB."""
+        async with self._bodies:
+            data = await read_body(request.receive, headers_of(request.scope), MOST_FILE_BYTES)
+            size_bytes = await self._office.keep(self._office.keeping.bundles.append, upload, offset, data)
+        return answer(FileOffset(offset=size_bytes))
+
+    async def finish(self, upload: str) -> Response:
+        """Have the bytes of an upload checked against their digest and kept."""
+        bundles = self._office.keeping.bundles
+        found = await self._office.keep(bundles.upload, upload)
+        await self._office.keep(bundles.finish, upload)
+        return answer(UploadBegun(id=upload, offset=found.size_bytes, is_known=True))
+
+    async def object(self, request: Request, sha256: str) -> Response:
+        """Give an object's bytes, or a range of them."""
+        office = self._office
+        size_bytes = await office.keep(office.keeping.has_archive, sha256)
+        if size_bytes is None:
+            raise NotFound(f"no object {sha256[:12]} lies with this coordinator")
+        start, length, is_partial = _range(request.headers.get("range", ""), size_bytes)
+        headers = {name.decode(): value.decode() for name, value in ALWAYS}
+        headers |= {"content-length": str(length), "accept-ranges": "bytes", "etag": f'"{sha256}"'}
+        if is_partial:
+            headers["content-range"] = f"bytes {start}-{start + length - 1}/{size_bytes}"
+        status, kind = 206 if is_partial else 200, "application/octet-stream"
+        if request.method == "HEAD" or not length:
+            return Response(None, status, headers, media_type=kind)
+        stream = await office.keep(office.keeping.bundles.open, Digest(sha256), start=start, length=length)
+        return StreamingResponse(self._pieces(stream), status, headers, media_type=kind)
+
+    async def _pieces(self, stream: BinaryIO) -> AsyncIterator[bytes]:
+        try:
+            while piece := await self._office.keep(stream.read, PIECE_BYTES):
+                yield piece
+        finally:
+            stream.close()
+
+    async def _piece(
+        self, place: tuple[str, int, str], offset: int, limit: int, *, may_be_missing: bool
+    ) -> tuple[bytes, int]:
+        """Give bytes of a file and its size. What is followed may not be there yet."""
+        office = self._office
+        try:
+            data = await office.keep(office.keeping.read, *place, offset, limit)
+            size_bytes = await office.keep(office.keeping.attempt_files.size, *place)
+        except NotFound:
+            if not may_be_missing:
+                raise
+            return b"", 0
+        return data, max(size_bytes or 0, offset + len(data) if data else 0)
+
+    async def _attempt(self, ref: str, attempt: int | None) -> tuple[str, int, bool]:
+        """Give a job's id, the attempt that is meant, and whether it is over."""
+        office = self._office
+        found = await office.read(office.reader.find, ref)
+        tries = await office.read(office.reader.attempts_of, found.id)
+        return found.id, *_meant(ref, tries, attempt)
+
+
+def _meant(ref: str, tries: tuple[AttemptView, ...], attempt: int | None) -> tuple[int, bool]:
+    if not tries:
+        raise NotFound(f"nothing has run of job {ref!r} yet", hint=f"stoker explain {ref}")
+    one = tries[-1] if attempt is None else next((one for one in tries if one.number == attempt), None)
+    if one is None:
+        raise NotFound(f"job {ref!r} had no attempt {attempt}", hint=f"its last one is {tries[-1].number}")
+    return one.number, bool(one.ending)
+
+
+def _range(asked: str, size_bytes: int) -> tuple[int, int, bool]:
+    """Read a `Range` header: where to begin, how much, and whether that is a part. What we can't read is the whole."""
+    match = _RANGE.fullmatch(asked.strip())
+    if match is None:
+        return 0, size_bytes, False
+    start, last = int(match[1]), int(match[2]) if match[2] else size_bytes - 1
+    if start >= size_bytes or last < start:
+        error = BadInput(f"the object has {size_bytes} bytes")
+        raise Refusal(error, 416, (b"content-range", b"bytes */%d" % size_bytes))
+    return start, min(last, size_bytes - 1) - start + 1, True

@@ -1,0 +1,104 @@
+"""Routes about the whole fleet: status, health, events as they happen, figures for Prometheus, reload."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Response
+from fastapi.responses import StreamingResponse
+
+from stoker.coordinator.service.answers import answer, raw
+from stoker.coordinator.service.event_feed import BEAT_S, EventFeed
+from stoker.coordinator.service.figures import CONTENT_TYPE
+from stoker.coordinator.service.fleet_figures import FleetFigures
+from stoker.coordinator.service.office import Office
+from stoker.coordinator.service.speech import ALWAYS, json_bytes
+from stoker.model.errors import BadInput
+from stoker.wire.asking import DoneView
+from stoker.wire.protocol import VERSION
+from stoker.wire.views import FleetStatus
+
+_LAST_ID = 2**63 - 1
+After = Annotated[int | None, Query(ge=0, le=_LAST_ID)]
+
+
+class FleetRoutes:
+    """Answers them."""
+
+    def __init__(self, office: Office, figures: FleetFigures) -> None:
+        self._office = office
+        self._figures = figures
+        self.router = APIRouter(tags=["fleet"])
+        add = self.router.add_api_route
+        add("/v1/status", self.status, response_model=FleetStatus)
+        add("/v1/health", self.health)
+        add("/v1/events", self.events, response_class=StreamingResponse)
+        add("/metrics", self.metrics, response_class=Response)
+        add("/v1/reload", self.reload, methods=["POST"], response_model=DoneView)
+
+    async def status(self) -> Response:
+        """Give the whole fleet in one look."""
+        office = self._office
+        return answer(await office.read(fleet_status, office))
+
+    async def health(self) -> Response:
+        """Say whether the database answers, and takes what is written."""
+        office = self._office
+        if (trouble := office.queue.trouble()) is not None:
+            raise trouble
+        meta = await office.read(office.reader.meta)
+        body = {"status": "ok", "version": office.about.version, "protocol": VERSION}
+        return raw(json_bytes({**body, "generation": int(meta.get("generation", 0))}), "application/json")
+
+    async def events(
+        self, after: After = None, last_event_id: Annotated[str | None, Header(max_length=40)] = None
+    ) -> Response:
+        """Send events as they happen. `Last-Event-ID`, or `after`, goes on behind one; without, it begins now."""
+        office = self._office
+        if last_event_id:
+            if not (last_event_id.isascii() and last_event_id.isdigit()) or int(last_event_id) > _LAST_ID:
+                raise BadInput(f"Last-Event-ID is a whole number, not {last_event_id!r}")
+            after = int(last_event_id)
+        place = after if after is not None else await office.read(office.reader.newest_event)
+        office.feed.check_room()
+        headers = {name.decode(): value.decode() for name, value in ALWAYS}
+        return StreamingResponse(_stream(office.feed, place), headers=headers, media_type="text/event-stream")
+
+    async def metrics(self) -> Response:
+        """Give figures as Prometheus reads them."""
+        return raw(await self._office.read(self._figures.text), CONTENT_TYPE)
+
+    async def reload(self, *, dry_run: Annotated[bool, Query()] = False) -> Response:
+        """Read the cluster file and the manifest again, and say what changed."""
+        return answer(await self._office.reload(dry_run=dry_run))
+
+
+async def _stream(feed: EventFeed, place: int) -> AsyncIterator[bytes]:
+    with feed.listening():
+        # No event yet, but where the stream stands: whoever is cut off before the first one goes on behind it.
+        yield b"id: %d\n\n" % place
+        while (found := await feed.after(place, BEAT_S)) is not None:
+            place, text = found
+            yield text or b": still here\n\n"
+
+
+def fleet_status(office: Office) -> FleetStatus:
+    """Give the whole fleet in one look."""
+    machines: dict[str, int] = {}
+    for machine in office.views.machines(""):
+        machines[machine.state] = machines.get(machine.state, 0) + 1
+    pace, about = office.queue.pace(), office.about
+    return FleetStatus(
+        version=about.version,
+        protocol=VERSION,
+        generation=int(office.reader.meta().get("generation", 0)),
+        started_s=about.started_s,
+        server_s=office.clock.wall_s(),
+        database=about.database,
+        jobs=office.reader.counts(),
+        machines=machines,
+        lease_s=pace.lease_s,
+        heartbeat_s=pace.heartbeat_s,
+        settling_s=pace.settling_s,
+    )

@@ -1,0 +1,147 @@
+"""The door that every request comes through: who may ask, how much may be said, and where it is answered.
+
+Workers' own words are answered right here; everything else goes on to the documented app. Whatever goes wrong is told
+in one form.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import MutableMapping
+from typing import Any
+from urllib.parse import unquote
+
+from starlette.exceptions import HTTPException
+
+from stoker.coordinator.service.access import Rules, judge
+from stoker.coordinator.service.answers import ENCODED_SLASH
+from stoker.coordinator.service.intake import (
+    ARCHIVE_BYTES,
+    ORDER_BYTES,
+    SPEECH_BYTES,
+    WORD_BYTES,
+    Gone,
+    judge_length,
+    read_body,
+    too_large,
+)
+from stoker.coordinator.service.speech import App, Receive, Refusal, Scope, Send, say, say_error
+from stoker.coordinator.service.worker_routes import WorkerRoutes
+from stoker.model.errors import Usage
+from stoker.wire.asking import MOST_FILE_BYTES
+
+
+class Front:
+    """The app that the server runs, and the door for what its connections answer by themselves."""
+
+    def __init__(self, rules: Rules, workers: WorkerRoutes, documented: App) -> None:
+        self._rules = rules
+        self._documented = documented
+        self.find = workers.find
+
+    def judge(self, path: str, headers: dict[bytes, bytes]) -> None:
+        """Let a worker's request pass, or refuse it with the reason."""
+        judge(self._rules, "POST", path, headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        headers = dict(scope["headers"])
+        route = self.find(scope["path"])
+        if route is None:
+            await self._pass_on(scope, receive, send, headers)
+            return
+        try:
+            judge(self._rules, scope["method"], scope["path"], headers)
+            if scope["method"] != "POST":
+                raise Refusal(Usage(f"this route takes POST, not {scope['method']}"), 405, (b"allow", b"POST"))
+            answering = _Answering(receive)
+            route(await read_body(receive, headers, SPEECH_BYTES), answering)
+            await say(send, await answering.answer)
+        except Gone:
+            return
+        except Exception as error:  # noqa: BLE001 - here every error becomes an answer
+            await say_error(send, error)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]) -> None:
+        is_begun = is_done = False
+
+        async def note(message: MutableMapping[str, Any]) -> None:
+            nonlocal is_begun, is_done
+            is_begun = True
+            is_done = message["type"] == "http.response.body" and not message.get("more_body")
+            await send(message)
+
+        try:
+            judge(self._rules, scope["method"], scope["path"], headers)
+            limit_bytes = most_bytes(scope["method"], scope["path"])
+            if judge_length(headers, limit_bytes) is None:
+                receive = counted(receive, limit_bytes)
+            scope["path"] = path_of(scope["raw_path"])
+            await self._documented(scope, receive, note)
+        except Gone:
+            return
+        except Exception as error:
+            if is_begun and not is_done:
+                # The answer can only break off; the server closes the connection.
+                raise
+            if not is_begun:
+                await say_error(send, error)
+
+
+_NAMING_MANY = frozenset({"/v1/jobs/cancel", "/v1/jobs/requeue", "/v1/jobs/priority"})
+
+
+class _Answering:
+    """An answer that an app waits for."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def say(self, body: bytes) -> None:
+        if not self.answer.done():
+            self.answer.set_result(body)
+
+    def fail(self, error: BaseException) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+    async def gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.fail(Gone())
+
+
+def most_bytes(method: str, path: str) -> int:
+    """Say how long the body of a documented route may be."""
+    if path == "/v1/jobs":
+        return ORDER_BYTES
+    if path.startswith("/v1/model/"):
+        # Taken as it comes, by whoever answers.
+        return ARCHIVE_BYTES
+    if path in _NAMING_MANY:
+        return SPEECH_BYTES
+    return MOST_FILE_BYTES if method in ("PUT", "PATCH") else WORD_BYTES
+
+
+def counted(receive: Receive, limit_bytes: int) -> Receive:
+    """Give a body that did not say how long it is, and is refused once it is too long."""
+    size_bytes = 0
+
+    async def counting() -> MutableMapping[str, Any]:
+        nonlocal size_bytes
+        message = await receive()
+        size_bytes += len(message.get("body", b""))
+        if size_bytes > limit_bytes:
+            raise HTTPException(413, str(too_large(limit_bytes)))
+        return message
+
+    return counting
+
+
+def path_of(raw_path: bytes) -> str:
+    """Give a path as routes are found by it: what was written as %2F parts nothing."""
+    text = raw_path.decode("latin-1")
+    if "%" not in text:
+        return text
+    return "/".join(unquote(part).replace("/", ENCODED_SLASH) for part in text.split("/"))

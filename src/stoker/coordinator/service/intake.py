@@ -1,0 +1,115 @@
+"""How requests come in: bodies within a limit, known to be too large before they are read where they say so.
+
+How slow a client may be is watched by its connection (`connection`), not here.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from stoker.coordinator.service.speech import Receive, Scope
+from stoker.model.errors import BadInput, Fault, Faults, Unavailable
+from stoker.model.fleet_errors import TooLarge
+from stoker.model.json_text import loads
+from stoker.model.units import format_size
+
+WORD_BYTES = 64 * 1024
+"""Of a question that names things: cancel, drain, begin an upload."""
+SPEECH_BYTES = 4 * 1024 * 1024
+"""Of a worker's word: a capability, a heartbeat with many leases, a failure with its error."""
+ORDER_BYTES = 256 * 1024 * 1024
+"""Of a submission: a hundred thousand jobs."""
+ARCHIVE_BYTES = 1 << 40
+"""Of a result that comes in one piece, as system A's workers send it; what is kept has its own limit."""
+MOST_FAULTS = 100
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Gone(Exception):
+    """The client went away in the middle of its request."""
+
+
+def headers_of(scope: Scope) -> dict[bytes, bytes]:
+    """Give a request's headers by name; of one that is repeated the last."""
+    return dict(scope["headers"])
+
+
+async def read_body(receive: Receive, headers: dict[bytes, bytes], limit_bytes: int) -> bytes:
+    """Read a body whole. `TooLarge` before the first byte if it says that it is larger, else at the first too many."""
+    judge_length(headers, limit_bytes)
+    message = await receive()
+    body: bytes = message.get("body", b"")
+    if not message.get("more_body"):
+        if message["type"] == "http.disconnect":
+            raise Gone
+        return _bounded(body, limit_bytes)
+    parts = [body]
+    size = len(body)
+    while message.get("more_body"):
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Gone
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > limit_bytes:
+            raise too_large(limit_bytes)
+    return _bounded(b"".join(parts), limit_bytes)
+
+
+def judge_length(headers: dict[bytes, bytes], limit_bytes: int) -> int | None:
+    """Give how long a body says it is; `TooLarge` if that is too much."""
+    said = headers.get(b"content-length")
+    if said is None:
+        return None
+    length = int(said) if said.isdigit() and len(said) < 20 else limit_bytes + 1
+    if length > limit_bytes:
+        raise too_large(limit_bytes)
+    return length
+
+
+def too_large(limit_bytes: int) -> TooLarge:
+    """Give the refusal of a body."""
+    size = format_size(limit_bytes)
+    return TooLarge(f"the request is larger than {size}", hint="send less at once", limit_bytes=limit_bytes)
+
+
+def read_message(kind: type[M], body: bytes) -> M:
+    """Read a message; `Faults` has everything that is wrong with it."""
+    try:
+        if b'"$' in body:
+            # A tagged number: the longer way, as `wire.codec` goes it.
+            return kind.model_validate(loads(body))
+        return kind.model_validate_json(body or b"{}")
+    except ValidationError as error:
+        raise faults_of(error) from None
+    except ValueError as error:
+        raise BadInput(f"the request is not JSON: {error}") from None
+
+
+def faults_of(error: ValidationError) -> Faults | BadInput:
+    """Give what a message is refused for, place by place."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    if found and found[0]["type"] == "json_invalid":
+        return BadInput(f"the request is not JSON: {found[0]['msg'].removeprefix('Invalid JSON: ')}")
+    return faults([(".".join(map(str, one["loc"])), one["msg"]) for one in found])
+
+
+def faults(found: list[tuple[str, str]]) -> Faults:
+    """Give one refusal for all faults, each with its place."""
+    listed = tuple(Fault(where, message[:1].lower() + message[1:]) for where, message in found[:MOST_FAULTS])
+    first = str(listed[0]) if len(listed) == 1 else f"{len(found)} faults"
+    return Faults(f"the request can't be taken: {first}", faults=listed, count=len(found))
+
+
+def shutting_down() -> Unavailable:
+    """Give the answer of a coordinator that is about to end."""
+    return Unavailable("the coordinator is shutting down", hint="ask again in a moment", retry_after_s=2)
+
+
+def _bounded(body: bytes, limit_bytes: int) -> bytes:
+    if len(body) > limit_bytes:
+        raise too_large(limit_bytes)
+    return body

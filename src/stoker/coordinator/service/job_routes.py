@@ -1,0 +1,138 @@
+"""Routes for people about jobs: hand in, list, look, explain, cancel, requeue, put elsewhere in the line, pin."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from stoker.coordinator.queue.commands import CancelJobs, PinJobs, RequeueJobs, SetPriority
+from stoker.coordinator.service.answers import Ref, answer, body_of, done
+from stoker.coordinator.service.intake import ORDER_BYTES, headers_of, read_body, read_message
+from stoker.coordinator.service.office import Office
+from stoker.wire.asking import DoneView, EventPage, JobAsk, JobsAsk, JobsPriorityAsk, Leaderboard, PriorityAsk
+from stoker.wire.orders import Submission, Submitted
+from stoker.wire.views import JobExplanation, JobPage, JobStory
+
+MOST_PER_PAGE = 1000
+_LAST_ID = 2**63 - 1
+
+Text = Annotated[str, Query(max_length=300)]
+Limit = Annotated[int, Query(ge=1, le=MOST_PER_PAGE)]
+
+
+class JobRoutes:
+    """Answers them."""
+
+    def __init__(self, office: Office) -> None:
+        self._office = office
+        self.router = APIRouter(tags=["jobs"])
+        add = self.router.add_api_route
+        add("/v1/jobs", self.submit, methods=["POST"], response_model=Submitted, openapi_extra=body_of(Submission))
+        add("/v1/jobs", self.page, response_model=JobPage)
+        add("/v1/jobs/{ref}", self.story, response_model=JobStory)
+        add("/v1/jobs/{ref}/explain", self.explain, response_model=JobExplanation)
+        add("/v1/jobs/{ref}/events", self.events, response_model=EventPage)
+        for verb, act in (
+            ("cancel", self.cancel),
+            ("requeue", self.requeue),
+            ("priority", self.set_priority),
+            ("pin", self.pin),
+            ("unpin", self.unpin),
+        ):
+            add(f"/v1/jobs/{{ref}}/{verb}", act, methods=["POST"], response_model=DoneView)
+        add("/v1/jobs/cancel", self.cancel_many, methods=["POST"], response_model=DoneView)
+        add("/v1/jobs/requeue", self.requeue_many, methods=["POST"], response_model=DoneView)
+        add("/v1/jobs/priority", self.set_priority_of_many, methods=["POST"], response_model=DoneView)
+        add("/v1/leaderboard", self.leaderboard, response_model=Leaderboard)
+
+    async def submit(self, request: Request) -> Response:
+        """Hand in jobs, all or none."""
+        office = self._office
+        body = await read_body(request.receive, headers_of(request.scope), ORDER_BYTES)
+        submission = await office.order(read_message, Submission, body)
+        submitted = await office.submit(submission)
+        if submission.dry_run:
+            submitted = await office.read(office.views.forecast, submission, submitted)
+        return answer(submitted)
+
+    async def page(
+        self,
+        state: Text = "",
+        name: Text = "",
+        recipe: Text = "",
+        machine: Text = "",
+        after: Text = "",
+        limit: Limit = 100,
+    ) -> Response:
+        """List jobs, newest first."""
+        reader = self._office.reader
+        return answer(
+            await self._office.read(
+                reader.page, state=state, name=name, recipe=recipe, machine=machine, after=after, limit=limit
+            )
+        )
+
+    async def story(self, ref: Ref) -> Response:
+        """Give everything about one job."""
+        return answer(await self._office.read(self._office.reader.story, ref))
+
+    async def explain(self, ref: Ref) -> Response:
+        """Say why a job is where it is: every machine, with its reason."""
+        return answer(await self._office.read(self._office.views.explain, ref))
+
+    async def events(
+        self, ref: Ref, after: Annotated[int, Query(ge=0, le=_LAST_ID)] = 0, limit: Limit = 100
+    ) -> Response:
+        """Give a page of one job's events, oldest first."""
+        events = await self._office.read(self._office.reader.events, after, limit, ref)
+        return answer(EventPage(events=events, next=events[-1]["seq"] if events else after))
+
+    async def cancel(self, ref: Ref, asked: JobAsk | None = None) -> Response:
+        """Say that a job is no longer wanted."""
+        job = await self._id(ref)
+        return done(await self._office.ask(CancelJobs(jobs=(job,), by=_by(asked))))
+
+    async def requeue(self, ref: Ref, asked: JobAsk | None = None) -> Response:
+        """Start a job that has ended again."""
+        job = await self._id(ref)
+        return done(await self._office.ask(RequeueJobs(jobs=(job,), by=_by(asked))))
+
+    async def set_priority(self, ref: Ref, asked: PriorityAsk) -> Response:
+        """Put a job elsewhere in the line."""
+        job = await self._id(ref)
+        return done(await self._office.ask(SetPriority(jobs=(job,), priority=asked.priority, by=asked.by)))
+
+    async def pin(self, ref: Ref, asked: JobAsk | None = None) -> Response:
+        """Keep a job's result whatever is pruned."""
+        job = await self._id(ref)
+        return done(await self._office.ask(PinJobs(jobs=(job,), by=_by(asked))))
+
+    async def unpin(self, ref: Ref, asked: JobAsk | None = None) -> Response:
+        """Take that back."""
+        job = await self._id(ref)
+        return done(await self._office.ask(PinJobs(jobs=(job,), is_pinned=False, by=_by(asked))))
+
+    async def cancel_many(self, asked: JobsAsk) -> Response:
+        """Say that jobs are no longer wanted; those that have ended stay as they are."""
+        return done(await self._office.ask(CancelJobs(jobs=asked.jobs, by=asked.by)))
+
+    async def requeue_many(self, asked: JobsAsk) -> Response:
+        """Start jobs that have ended again; none of them if one is live."""
+        return done(await self._office.ask(RequeueJobs(jobs=asked.jobs, by=asked.by)))
+
+    async def set_priority_of_many(self, asked: JobsPriorityAsk) -> Response:
+        """Put jobs elsewhere in the line."""
+        return done(await self._office.ask(SetPriority(jobs=asked.jobs, priority=asked.priority, by=asked.by)))
+
+    async def leaderboard(self, metric: Text = "", recipe: Text = "", name: Text = "", limit: Limit = 20) -> Response:
+        """Rank completed jobs by a metric, best first."""
+        board = self._office.reader.leaderboard
+        return answer(await self._office.read(board, metric, recipe=recipe, name=name, limit=limit))
+
+    async def _id(self, ref: str) -> str:
+        return (await self._office.read(self._office.reader.find, ref)).id
+
+
+def _by(asked: JobAsk | None) -> str:
+    return asked.by if asked is not None else ""

@@ -1,0 +1,142 @@
+"""What every route needs: the queue, what is kept, who waits and who follows; and threads for what blocks.
+
+Reads of the database, bytes of files and whole submissions each have threads of their own, so that one sort of traffic
+never waits for another. Control calls need none at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar
+
+from stoker.coordinator.keeping.keeping import Keeping
+from stoker.coordinator.queue.commands import Command
+from stoker.coordinator.queue.queue import Queue
+from stoker.coordinator.service.counter import Counter
+from stoker.coordinator.service.event_feed import EventFeed
+from stoker.coordinator.service.following import Followers
+from stoker.coordinator.service.waiting import WaitingClaims
+from stoker.model.clock import Clock
+from stoker.model.frozen import frozen
+from stoker.model.leases import FleetTimes
+from stoker.wire.asking import DoneView
+from stoker.wire.orders import Submission, Submitted
+from stoker.wire.views import JobExplanation, MachineView
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+READERS = 4
+FILE_THREADS = 4
+ORDER_THREADS = 1
+"""Submissions are checked one after the other: each may be a hundred megabytes."""
+
+
+@frozen
+class About:
+    """What a coordinator says of itself."""
+
+    version: str
+    database: str
+    """Its sort and place, without secrets."""
+    started_s: float
+    times: FleetTimes
+
+
+@frozen
+class Views:
+    """Answers that need more than the database: placement's opinion, the pace of heartbeats."""
+
+    machines: Callable[[str], tuple[MachineView, ...]]
+    """All, or the one of a name."""
+    explain: Callable[[str], JobExplanation]
+    forecast: Callable[[Submission, Submitted], Submitted]
+    """Of a dry run, what would become of its jobs."""
+
+
+class Office:
+    """One coordinator, inside its event loop."""
+
+    def __init__(
+        self,
+        *,
+        queue: Queue,
+        keeping: Keeping,
+        views: Views,
+        about: About,
+        clock: Clock,
+        reload: Callable[[bool], DoneView],
+    ) -> None:
+        self._loop = loop = asyncio.get_running_loop()
+        self.queue = queue
+        self.reader = queue.reader
+        self.keeping = keeping
+        self.views = views
+        self.about = about
+        self.clock = clock
+        self._reload = reload
+        self._reads = ThreadPoolExecutor(READERS, thread_name_prefix="reads")
+        self._files = ThreadPoolExecutor(FILE_THREADS, thread_name_prefix="files")
+        self._orders = ThreadPoolExecutor(ORDER_THREADS, thread_name_prefix="orders")
+        # Of its own: hundreds who want the whole past must not keep anybody else from reading.
+        self._past = ThreadPoolExecutor(1, thread_name_prefix="past")
+        self.counter = Counter(queue, loop, on_change=self._on_change)
+        self.waiting = WaitingClaims(self.counter.ask)
+        self.feed = EventFeed(lambda after, limit: _in(self._past, self.reader.events, after, limit))
+        self.followers = Followers(loop)
+        self.is_closing = False
+        queue.on_change(self.counter.bring_change)
+        queue.on_wish(self._bring_wish)
+        keeping.on_growth(self.followers.grew)
+
+    async def ask(self, command: Command) -> Any:
+        """Ask the queue."""
+        return await self.counter.ask(command)
+
+    async def read(self, ask: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        """Ask the database, in a thread for that."""
+        return await _in(self._reads, ask, *args, **named)
+
+    async def keep(self, ask: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        """Read or write bytes, in a thread for that."""
+        return await _in(self._files, ask, *args, **named)
+
+    async def order(self, ask: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        """Check or take in a submission, in a thread for that."""
+        return await _in(self._orders, ask, *args, **named)
+
+    async def submit(self, submission: Submission) -> Submitted:
+        """Hand in jobs."""
+        submitted: Submitted = await self.counter.ask_through(self._orders, submission)
+        return submitted
+
+    async def reload(self, *, dry_run: bool) -> DoneView:
+        """Read cluster file and manifest again."""
+        return await self.order(self._reload, dry_run)
+
+    def close(self) -> None:
+        """Let everybody go who waits; nothing is held open from now on."""
+        self.is_closing = True
+        self.waiting.close()
+        self.feed.close()
+        self.followers.close()
+
+    def end(self) -> None:
+        """Let go of the threads, once nobody asks any more."""
+        for threads in (self._reads, self._files, self._orders, self._past):
+            threads.shutdown(wait=True, cancel_futures=True)
+
+    def _bring_wish(self, machines: frozenset[str]) -> None:
+        """Take word of machines that are to hear something, in the writer's thread."""
+        self._loop.call_soon_threadsafe(self.waiting.call, machines)
+
+    def _on_change(self, newest: int, *, is_claimable: bool) -> None:
+        self.feed.note(newest)
+        if is_claimable:
+            self.waiting.stir()
+
+
+def _in(threads: ThreadPoolExecutor, ask: Callable[..., T], *args: Any, **named: Any) -> Awaitable[T]:
+    return asyncio.get_running_loop().run_in_executor(threads, lambda: ask(*args, **named))

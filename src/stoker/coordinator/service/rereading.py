@@ -1,0 +1,127 @@
+"""The files that a coordinator was given, read again: which machines and jobs are others now, and then so.
+
+A fault in either file leaves everything as it was and is told with its line and key. What changed is said before and
+after alike: a dry run gives the same answer and changes nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from stoker.coordinator.queue.commands import Answer, Command, Declare, Done
+from stoker.model.errors import StokerError
+from stoker.model.frozen import fields_of
+from stoker.model.nodes import Cluster, Node
+from stoker.wire.asking import DoneView
+from stoker.wire.orders import Outcome, Submission, Submitted
+
+ReadCluster = Callable[[], Cluster]
+ReadManifest = Callable[[], Submission]
+_LISTED = 100
+
+
+class Asking(Protocol):
+    """The queue, as far as it is needed here."""
+
+    def ask(self, command: Command) -> Answer:
+        """Give the answer, or raise the refusal."""
+
+
+class Files:
+    """The cluster file and the manifest of one coordinator; either may be missing. One thread at a time."""
+
+    def __init__(
+        self,
+        queue: Asking,
+        *,
+        cluster: ReadCluster | None = None,
+        manifest: ReadManifest | None = None,
+        source: str = "",
+    ) -> None:
+        self._queue = queue
+        self._read_cluster = cluster
+        self._read_manifest = manifest
+        self._source = source
+        self._cluster: Cluster | None = None
+        self._turn = threading.Lock()
+
+    def read_again(self, dry_run: bool = False) -> DoneView:  # noqa: FBT001, FBT002 - handed on as a plain callable
+        """Read both, then let both hold. Raises what is wrong with either, with nothing changed."""
+        with self._turn:
+            cluster = self._read_cluster() if self._read_cluster is not None else None
+            submission = self._read_manifest() if self._read_manifest is not None else None
+            notes = list(cluster_changes(self._cluster, cluster))
+            told: list[str] = [note.split(":")[0] for note in notes]
+            data: dict[str, object] = {"cluster": len(notes)} if cluster is not None else {}
+            if submission is not None:
+                # Before the cluster: what the queue refuses of it must leave that as it was, too.
+                submitted = self._submit(submission.model_copy(update={"dry_run": dry_run}))
+                names, lines = manifest_changes(submitted)
+                told += names
+                notes += lines
+                data |= {"jobs": submitted.counts, "vanished": len(submitted.vanished)}
+            if cluster is not None and not dry_run:
+                done = self._queue.ask(Declare(cluster=cluster, source=self._source))
+                notes += done.notes if isinstance(done, Done) else ()
+                self._cluster = cluster
+            return DoneView(changed=tuple(told), notes=tuple(notes), data={**data, "dry_run": dry_run})
+
+    def _submit(self, submission: Submission) -> Submitted:
+        answer = self._queue.ask(submission)
+        if not isinstance(answer, Submitted):
+            message = f"the queue answered a submission with {type(answer).__name__}"
+            raise TypeError(message)
+        return answer
+
+
+def cluster_changes(before: Cluster | None, after: Cluster | None) -> tuple[str, ...]:
+    """Say what is another in a cluster file, a line per machine."""
+    if after is None:
+        return ()
+    old = {node.name: node for node in (before.nodes if before is not None else ())}
+    new = {node.name: node for node in after.nodes}
+    lines = [f"{name}: new" for name in new if name not in old]
+    lines += [f"{name}: no longer declared" for name in old if name not in new]
+    lines += [
+        f"{name}: {', '.join(fields)}" for name in new if name in old and (fields := _differing(old[name], new[name]))
+    ]
+    return tuple(lines)
+
+
+def manifest_changes(submitted: Submitted) -> tuple[list[str], list[str]]:
+    """Say what a manifest changed: the jobs' ids, and lines for people."""
+    moved = [job for job in submitted.jobs if job.outcome not in (Outcome.KNOWN, Outcome.KEPT)]
+    kept = [job for job in submitted.jobs if job.outcome is Outcome.KEPT]
+    lines = [f"{_called(job.name, job.number)}: {job.outcome}{_of(job.changes)}" for job in (*moved, *kept)[:_LISTED]]
+    if len(moved) + len(kept) > _LISTED:
+        lines.append(f"and {len(moved) + len(kept) - _LISTED} more")
+    if submitted.vanished:
+        count = len(submitted.vanished)
+        lines.append(f"{count} pending job{'s' * (count != 1)} no longer in the manifest: they stay until cancelled")
+    return [job.id for job in moved], lines
+
+
+def lines_of(done: DoneView) -> list[str]:
+    """Give what reading again did as lines for a log."""
+    return list(done.notes) or ["nothing has changed"]
+
+
+def trouble_of(error: StokerError) -> list[str]:
+    """Give why reading again changed nothing, as lines for a log."""
+    faults = [str(fault) for fault in getattr(error, "faults", ())]
+    return [f"{error} — everything stays as it was", *(faults if len(faults) > 1 else [])]
+
+
+def _called(name: str, number: int) -> str:
+    return f"{name}/{number}" if number else name
+
+
+def _of(changes: tuple[str, ...]) -> str:
+    return f" ({', '.join(changes)})" if changes else ""
+
+
+def _differing(one: Node, other: Node) -> list[str]:
+    mine, theirs = fields_of(one), fields_of(other)
+    return [name for name in mine if mine[name] != theirs[name]]

@@ -1,0 +1,193 @@
+"""The process that serves: a server in the main thread's event loop, started, told to read again, and ended in order.
+
+SIGTERM or Ctrl-C: stop accepting, answer who waits, finish what was asked, end with 143 or 130; once more: now. SIGHUP:
+read cluster file and manifest again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
+
+import uvicorn
+
+from stoker.coordinator.service.connection import PATIENCE, Connection, Patience, watch
+from stoker.coordinator.service.exchange import Door
+from stoker.coordinator.service.speech import LOG, Receive, Scope, Send
+from stoker.model.exits import INTERRUPTED, TERMINATED
+from stoker.model.frozen import frozen
+
+GRACE_S = 10.0
+"""How long answers that are under way may take once the end has begun."""
+_ENDINGS = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
+
+
+class ServedApp(Door, Protocol):
+    """An app that is also the door for what its connections answer by themselves."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+
+
+class Served(Protocol):
+    """What is served: made inside the event loop."""
+
+    @property
+    def app(self) -> ServedApp: ...
+
+    def close(self) -> None:
+        """Let everybody go who waits; the end has begun."""
+
+    def end(self) -> None:
+        """Let go of everything, once nobody asks any more."""
+
+    async def reload(self) -> None:
+        """Read the files again."""
+
+
+@frozen
+class Stage:
+    """How to serve: where, what, and whom to tell."""
+
+    listening: socket.socket
+    make: Callable[[], Served]
+    on_ready: Callable[[], None]
+    say: Callable[[str], None]
+    leave: Callable[[int], None] = os._exit
+    patience: Patience = PATIENCE
+
+
+class Running:
+    """A coordinator that runs until a signal, or somebody in another thread, ends it."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._code = 0
+        self._is_ending = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._server: uvicorn.Server | None = None
+        self._served: Served | None = None
+        self._reloading: asyncio.Task[None] | None = None
+
+    def run(self) -> int:
+        """Serve; give the exit code."""
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(self._run())
+
+    def stop(self) -> None:
+        """End it in order, from any thread; it has been ready before."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._begin_end)
+
+    async def _run(self) -> int:
+        stage = self._stage
+        self._loop = asyncio.get_running_loop()
+        served = self._served = stage.make()
+        server = self._server = _Server(_config(served.app, stage.patience))
+        server.on_started = stage.on_ready
+        watching = asyncio.ensure_future(watch(server.server_state.connections, stage.patience.look_s))
+        try:
+            with self._signals():
+                await server.serve(sockets=[stage.listening])
+        finally:
+            watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await watching
+            served.end()
+        return self._code
+
+    @contextmanager
+    def _signals(self) -> Generator[None]:
+        loop = asyncio.get_running_loop()
+        taken = []
+        is_main = threading.current_thread() is threading.main_thread()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if is_main else ():
+            # What this process was started to ignore (nohup) stays ignored.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self._reload if number == signal.SIGHUP else self._end, number)
+                taken.append(number)
+        try:
+            yield
+        finally:
+            for number in taken:
+                loop.remove_signal_handler(number)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._is_ending:
+            self._stage.say("ending now")
+            self._stage.leave(_ENDINGS[number])
+            return
+        self._code = _ENDINGS[number]
+        self._stage.say("stopping… (once more ends it at once)")
+        self._begin_end()
+
+    def _begin_end(self) -> None:
+        self._is_ending = True
+        if self._served is not None:
+            self._served.close()
+        if self._server is not None:
+            self._server.should_exit = True
+
+    def _reload(self, _number: signal.Signals) -> None:
+        if self._served is not None and self._reloading is None:
+            self._reloading = asyncio.ensure_future(self._read_again(self._served))
+
+    async def _read_again(self, served: Served) -> None:
+        try:
+            await served.reload()
+        except Exception:  # noqa: BLE001 - whatever it is, the coordinator goes on
+            LOG.exception("reading the files again met a bug")
+        finally:
+            self._reloading = None
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals alone, and says when it listens."""
+
+    on_started: Callable[[], None] | None = None
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.on_started is not None:
+            self.on_started()
+
+
+def _config(app: ServedApp, patience: Patience) -> uvicorn.Config:
+    class Patient(Connection):
+        pass
+
+    Patient.patience = patience
+    Patient.door = app
+    return uvicorn.Config(
+        app,
+        http=Patient,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        access_log=False,
+        log_config=None,
+        date_header=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=2048,
+        timeout_graceful_shutdown=int(GRACE_S),
+    )
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop  # noqa: PLC0415 - not everywhere
+    except ModuleNotFoundError:
+        return None
+    factory: Any = uvloop.new_event_loop
+    return factory  # type: ignore[no-any-return]

@@ -1,0 +1,476 @@
+"""The coordinator's API, through its own client and over bare sockets, on both databases."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.model.capability import Capability
+from stoker.model.errors import BadInput, Faults, NotFound, Refused
+from stoker.model.fleet_errors import Conflict, NotAllowed, StaleLease, TooLarge
+from stoker.wire.asking import MachineAsk
+from stoker.wire.leasing import Claim, Fail, Finish, Grant, Granted, Hello, LeaseReport, Release, Renewal, Start
+from stoker.wire.orders import Submission
+from tests.contract.queue_driving import order
+from tests.servers.coordinator import TOKEN, Fleet, coordinator
+
+INCARNATION = "incarnation-1"
+BLOB = b"a bundle's archive, as far as the queue can tell"
+SHA = hashlib.sha256(BLOB).hexdigest()
+
+
+@pytest.fixture
+def fleet(database_url: str, tmp_path: Path) -> Iterator[Fleet]:
+    with coordinator(database_url, tmp_path) as fleet:
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+def shared(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """A coordinator where the database does not matter, and that every test leaves as it found it."""
+    folder = tmp_path_factory.mktemp("shared")
+    path = folder / "queue.db"
+    path.write_bytes(sqlite_template.read_bytes())
+    with coordinator(f"sqlite:///{path}", folder) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def small(sqlite_template: Path, tmp_path: Path) -> Iterator[Fleet]:
+    """A coordinator of this test's own, where the database does not matter."""
+    path = tmp_path / "queue.db"
+    path.write_bytes(sqlite_template.read_bytes())
+    with coordinator(f"sqlite:///{path}", tmp_path) as fleet:
+        yield fleet
+
+
+def hello(worker: str = "desk", incarnation: str = INCARNATION) -> Hello:
+    capability = Capability(
+        hostname=worker, os="linux", arch="x86_64", cpu_cores=8, ram_total_bytes=1 << 36, ram_available_bytes=1 << 36
+    )
+    return Hello(
+        worker=worker,
+        incarnation=incarnation,
+        capability=capability.to_dict(),
+        capability_digest=capability.digest,
+        slots=4,
+    )
+
+
+def claim(number: int = 1, worker: str = "desk", **more: Any) -> Claim:
+    return Claim(request_id=f"request-{worker}-{number}", worker=worker, incarnation=INCARNATION, **more)
+
+
+def said(grant: Grant) -> dict[str, Any]:
+    return {"attempt": grant.attempt, "epoch": grant.epoch, "generation": grant.generation}
+
+
+def finish(grant: Grant) -> Finish:
+    return Finish(**said(grant), tree=SHA, archive_sha256=SHA, size_bytes=len(BLOB), metrics={"loss": 0.5})
+
+
+def granted_one(fleet: Fleet, name: str = "train") -> Grant:
+    client = fleet.client()
+    client.submit(Submission(jobs=(order(name),)))
+    client.hello(hello())
+    (grant,) = client.claim(claim()).grants
+    return grant
+
+
+def upload(fleet: Fleet) -> None:
+    client = fleet.client()
+    begun = client.begin_upload(SHA, len(BLOB))
+    if not begun.is_known:
+        half = len(BLOB) // 2
+        assert client.append_upload(begun.id, BLOB[:half], offset=0) == half
+        assert client.append_upload(begun.id, BLOB[half:], offset=half) == len(BLOB)
+        assert client.finish_upload(begun.id).is_known
+
+
+def asked(fleet: Fleet, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, Any]:
+    """Ask over a bare connection; give status and body."""
+    address = fleet.url.removeprefix("http://")
+    connection = http.client.HTTPConnection(address, timeout=30)
+    try:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request(method, path, body, named)
+        answer = connection.getresponse()
+        data = answer.read()
+        is_json = answer.headers.get("content-type") == "application/json"
+        return answer.status, json.loads(data) if is_json and data else data
+    finally:
+        connection.close()
+
+
+def test_a_job_goes_all_the_way_and_its_story_says_so(fleet: Fleet):
+    client = fleet.client()
+    submitted = client.submit(Submission(jobs=(order("train"),), submitter="me@desk"))
+    assert submitted.counts == {"new": 1}
+    welcome = client.hello(hello())
+    assert welcome.lease_s == 90.0
+    (grant,) = client.claim(claim()).grants
+    assert client.start(grant.job, Start(**said(grant))).state == "running"
+    report = LeaseReport(job=grant.job, **said(grant), step=3, of=10, metrics={"loss": 0.9})
+    renewed = client.renew(Renewal(worker="desk", incarnation=INCARNATION, leases=(report,)))
+    assert renewed.orders == ()
+    assert client.put_file(grant.token(), "logs/train.log", b"hello\n", offset=0) == 6
+    upload(fleet)
+    assert client.finish(grant.job, finish(grant)).state == "completed"
+    assert client.finish(grant.job, finish(grant)).is_repeat
+    story = client.job("train")
+    assert story.job.state == "completed"
+    assert story.job.machine == "desk"
+    assert [attempt.ending for attempt in story.attempts] == ["completed"]
+    assert client.read_file("train", "logs/train.log").data == b"hello\n"
+    assert client.files("last").is_over
+    assert client.leaderboard("loss").rows[0].name == "train"
+    with client.get_object(SHA, offset=5) as stream:
+        assert stream.read(1000) == BLOB[5:]
+    status = client.status()
+    assert status.jobs["completed"] == 1
+    assert status.machines == {"ready": 1}
+
+
+def test_a_repeated_claim_gets_the_same_grants(fleet: Fleet):
+    first = granted_one(fleet)
+    again = fleet.client().claim(claim()).grants
+    assert [one.token() for one in again] == [first.token()]
+
+
+def test_a_waiting_claim_is_answered_when_a_job_comes(fleet: Fleet):
+    client = fleet.client()
+    client.hello(hello())
+    answers: list[Granted] = []
+    asking = threading.Thread(target=lambda: answers.append(client.claim(claim(wait_s=30.0))))
+    asking.start()
+    fleet.client().submit(Submission(jobs=(order("late"),)))
+    asking.join(30)
+    assert [grant.name for grant in answers[0].grants] == ["late"]
+
+
+def test_a_waiting_claim_is_answered_when_a_lease_is_given_back(fleet: Fleet):
+    grant = granted_one(fleet)
+    client = fleet.client()
+    client.hello(hello("lab"))
+    answers: list[Granted] = []
+    asking = threading.Thread(target=lambda: answers.append(client.claim(claim(worker="lab", wait_s=30.0))))
+    asking.start()
+    fleet.client().release(grant.job, Release(**said(grant), why="the machine is drained"))
+    asking.join(30)
+    assert [one.job for one in answers[0].grants] == [grant.job]
+    assert answers[0].grants[0].epoch > grant.epoch
+
+
+def test_a_stale_epoch_is_refused_by_every_word_and_every_file(fleet: Fleet):
+    grant = granted_one(fleet)
+    client = fleet.client()
+    client.release(grant.job, Release(**said(grant)))
+    client.claim(claim(2))
+    upload(fleet)
+    with pytest.raises(StaleLease):
+        client.start(grant.job, Start(**said(grant)))
+    with pytest.raises(StaleLease):
+        client.finish(grant.job, finish(grant))
+    with pytest.raises(StaleLease):
+        client.fail(grant.job, Fail(**said(grant), cause="user"))
+    with pytest.raises(StaleLease):
+        client.put_file(grant.token(), "logs/train.log", b"late", offset=0)
+
+
+def test_a_file_that_is_sent_from_the_wrong_place_is_told_the_right_one(small: Fleet):
+    grant = granted_one(small)
+    client = small.client()
+    client.start(grant.job, Start(**said(grant)))
+    client.put_file(grant.token(), "logs/a.log", b"0123456789", offset=0)
+    with pytest.raises(Refused) as caught:
+        client.put_file(grant.token(), "logs/a.log", b"x", offset=20)
+    assert caught.value.data["offset"] == 10
+    assert client.put_file(grant.token(), "logs/a.log", b"0123456789", offset=0) == 10
+
+
+def test_a_file_is_followed_until_its_attempt_ends(small: Fleet):
+    grant = granted_one(small)
+    client, reader = small.client(), small.client()
+    client.start(grant.job, Start(**said(grant)))
+    client.put_file(grant.token(), "logs/a.log", b"one\n", offset=0)
+    assert reader.read_file("train", "logs/a.log").data == b"one\n"
+    pieces: list[bytes] = []
+
+    def follow() -> None:
+        offset = 4
+        while True:
+            piece = reader.read_file("train", "logs/a.log", offset=offset, wait_s=30.0)
+            pieces.append(piece.data)
+            offset += len(piece.data)
+            if piece.is_over and not piece.data:
+                return
+
+    following = threading.Thread(target=follow)
+    following.start()
+    client.put_file(grant.token(), "logs/a.log", b"two\n", offset=4)
+    upload(small)
+    client.finish(grant.job, finish(grant))
+    following.join(30)
+    assert not following.is_alive()
+    assert b"".join(pieces) == b"two\n"
+
+
+def test_events_come_as_they_happen_and_are_resumed_by_their_id(fleet: Fleet):
+    client = fleet.client()
+    client.submit(Submission(jobs=(order("one"),)))
+    told = client.job_events("one").events
+    assert [event["kind"] for event in told] == ["job_submitted"]
+    stream = client.events(after=0)
+    heard = (event for event in stream if event is not None)
+    seen = [next(heard), next(heard)]
+    assert [event.kind for event in seen] == ["coordinator_started", "job_submitted"]
+    client.submit(Submission(jobs=(order("two"),)))
+    resumed = fleet.client().events(after=seen[-1].id)
+    after = next(event for event in resumed if event is not None)
+    assert (after.kind, after.data["name"]) == ("job_submitted", "two")
+    assert next(heard).id == after.id
+
+
+def test_jobs_are_cancelled_requeued_moved_and_pinned_by_an_operator(fleet: Fleet):
+    client = fleet.client()
+    client.submit(Submission(jobs=(order("a", 1), order("a", 2))))
+    assert client.set_priority("a/2", 7).changed
+    assert client.job("a/2").job.priority == 7
+    assert client.cancel("a/2", by="me").changed
+    assert client.job("a/2").job.state == "cancelled"
+    assert client.requeue("a/2").changed
+    assert client.jobs(state="pending").total == 2
+    client.pin("a/2")
+    with pytest.raises(NotFound):
+        client.cancel("b")
+
+
+def test_machines_are_closed_opened_and_forgotten(fleet: Fleet):
+    client = fleet.client()
+    client.hello(hello())
+    client.drain("desk", MachineAsk(why="new fan"))
+    assert client.machine("desk").state == "drained"
+    assert client.claim(claim()).closed
+    client.open("desk")
+    assert [machine.state for machine in client.machines()] == ["ready"]
+    client.forget("desk")
+    assert client.machines() == ()
+    with pytest.raises(NotFound):
+        client.machine("desk")
+
+
+def test_only_an_operator_may_change_what_people_asked_for(shared: Fleet):
+    stranger = shared.client(token="")
+    with pytest.raises(NotAllowed):
+        stranger.submit(Submission(jobs=(order("a"),)))
+    with pytest.raises(NotAllowed):
+        shared.client(token="another-token-altogether").cancel("a")
+    assert asked(shared, "POST", "/v1/reload")[0] == 401
+    assert asked(shared, "POST", "/v1/reload", X_Operator_Token="wrong")[0] == 403
+    assert stranger.status().jobs["pending"] == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "error"),
+    [
+        ("GET", "/nowhere", 404, "not_found"),
+        ("GET", "/v1/claims", 405, "usage"),
+        ("PUT", "/v1/jobs", 405, "usage"),
+        ("GET", "/v1/jobs/nothing", 404, "not_found"),
+        ("GET", "/v1/jobs?limit=0", 422, "faults"),
+        ("GET", "/v1/jobs?state=odd", 400, "bad_input"),
+        ("GET", "/v1/jobs?after=rubbish", 400, "bad_input"),
+        ("GET", "/v1/machines/nobody", 404, "not_found"),
+        ("GET", "/v1/objects/" + "0" * 64, 404, "not_found"),
+        ("GET", "/v1/objects/nonsense", 404, "not_found"),
+        ("POST", "/v1/machines/nobody/drain", 404, "not_found"),
+        ("POST", "/v1/uploads/none/finish", 400, "bad_input"),
+    ],
+    ids=lambda value: str(value).replace("/", "_"),
+)
+def test_what_can_not_be_answered_is_refused_in_one_form(
+    shared: Fleet, method: str, path: str, status: int, error: str
+):
+    got, body = asked(shared, method, path, X_Operator_Token=TOKEN)
+    assert (got, body["error"]) == (status, error)
+    assert body["message"]
+
+
+def test_all_faults_of_a_request_come_together(shared: Fleet):
+    status, body = asked(shared, "POST", "/v1/claims", b'{"worker": "", "most": -1}')
+    assert status == 422
+    assert {fault["where"] for fault in body["data"]["faults"]} == {"request_id", "worker", "incarnation", "most"}
+    client = shared.client()
+    with pytest.raises(Faults):
+        client.submit(Submission(jobs=(order("a"), order("a").model_copy(update={"id": "0" * 64}))))
+    assert client.jobs().total == 0
+
+
+@pytest.mark.parametrize("body", [b"{", b"\xff\xfe", b'{"a": NaN}', b"[]", b'"text"', b"{}" + b" " * 10], ids=str)
+def test_what_is_no_message_is_refused(shared: Fleet, body: bytes):
+    status, answer = asked(shared, "POST", "/v1/renewals", body)
+    assert status in (400, 422)
+    assert answer["error"] in ("bad_input", "faults")
+
+
+def test_many_jobs_are_named_in_one_request_and_an_unknown_one_changes_none(small: Fleet):
+    client = small.client()
+    ids = [job.id for job in client.submit(Submission(jobs=tuple(order(f"many{at}") for at in range(1, 9)))).jobs]
+    assert client.set_priority_of_jobs(ids, 7).changed == tuple(ids)
+    assert {view.priority for view in client.jobs().jobs} == {7}
+    with pytest.raises(NotFound):
+        client.cancel_jobs([*ids, *(f"{number:064x}" for number in range(2000))])
+    assert {view.state for view in client.jobs().jobs} == {"pending"}
+    assert client.cancel_jobs(ids).changed == tuple(ids)
+    assert len(client.cancel_jobs(ids).notes) == len(ids)
+    assert client.requeue_jobs(ids[:2]).changed == tuple(ids[:2])
+    assert {view.name for view in client.jobs(state="pending").jobs} == {"many1", "many2"}
+
+
+def test_a_body_that_is_no_json_by_its_own_word_is_told_what_to_send(shared: Fleet):
+    body = b'{"priority": 1}'
+    kind = {"Content_Type": "application/x-www-form-urlencoded"}
+    status, told = asked(shared, "POST", "/v1/jobs/x/priority", body, X_Operator_Token=TOKEN, **kind)
+    assert (status, told["error"]) == (400, "bad_input")
+    assert "application/json" in told["hint"]
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(shared: Fleet):
+    connection = http.client.HTTPConnection(shared.url.removeprefix("http://"), timeout=30)
+    connection.putrequest("POST", "/v1/claims")
+    connection.putheader("Content-Length", str(1 << 40))
+    connection.endheaders()
+    answer = connection.getresponse()
+    assert answer.status == 413
+    assert json.loads(answer.read())["error"] == "too_large"
+    connection.close()
+    with pytest.raises(TooLarge):
+        shared.client().append_upload("any", bytes(9 * 1024 * 1024), offset=0)
+
+
+def test_a_body_without_a_length_is_counted(shared: Fleet):
+    connection = http.client.HTTPConnection(shared.url.removeprefix("http://"), timeout=30)
+    pieces = (b"x" * 65536 for _ in range(100))
+    connection.request("POST", "/v1/claims", pieces, encode_chunked=True, headers={"Transfer-Encoding": "chunked"})
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_other_versions_are_told_what_to_do(shared: Fleet):
+    status, body = asked(shared, "GET", "/v1/health", X_Stoker_Protocol="99")
+    assert (status, body["error"]) == (412, "version_skew")
+    assert "pip install" in body["hint"]
+    assert asked(shared, "GET", "/v1/health", X_Stoker_Protocol="0")[0] == 412
+    assert asked(shared, "GET", "/v1/health", X_Stoker_Protocol="one")[0] == 400
+
+
+def test_a_web_page_of_another_name_gets_nothing(shared: Fleet):
+    assert asked(shared, "GET", "/v1/jobs", Host="evil.example")[0] == 403
+    assert asked(shared, "POST", "/v1/hello", b"{}", Origin="https://evil.example")[0] == 403
+    port = shared.url.rpartition(":")[2]
+    assert asked(shared, "GET", "/v1/health", Host=f"localhost:{port}")[0] == 200
+
+
+def test_figures_say_what_happened(small: Fleet):
+    granted_one(small)
+    status, body = asked(small, "GET", "/metrics")
+    text = body.decode()
+    assert status == 200
+    for line in (
+        'stoker_jobs{state="claimed"} 1',
+        'stoker_machines{state="ready"} 1',
+        "stoker_grants_total 1",
+        'stoker_asked_total{command="claim"} 1',
+        'stoker_answer_seconds_bucket{le="+Inf"} 3',
+        "stoker_waiting_claims 0",
+    ):
+        assert line in text
+
+
+def test_every_route_stands_in_the_document(shared: Fleet):
+    status, document = asked(shared, "GET", "/v1/openapi.json")
+    assert status == 200
+    for path in ("/v1/claims", "/v1/attempts/{job}/finish", "/v1/jobs", "/v1/job/claim", "/v1/events", "/metrics"):
+        assert path in document["paths"], path
+    claims = document["paths"]["/v1/claims"]["post"]
+    assert claims["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/Claim")
+    names = [one["operationId"] for path in document["paths"].values() for one in path.values()]
+    assert len(set(names)) == len(names)
+
+
+def test_elsewhere_than_on_loopback_everything_needs_the_token(sqlite_template: Path, tmp_path: Path):
+    path = tmp_path / "queue.db"
+    path.write_bytes(sqlite_template.read_bytes())
+    with coordinator(f"sqlite:///{path}", tmp_path, host="0.0.0.0") as fleet:
+        fleet.url = fleet.url.replace("0.0.0.0", "127.0.0.1")
+        for route in ("/v1/jobs", "/v1/health", "/metrics"):
+            assert asked(fleet, "GET", route)[0] == 401
+            assert asked(fleet, "GET", route, X_Operator_Token=TOKEN)[0] == 200
+        with pytest.raises(NotAllowed):
+            fleet.client(token="").hello(hello())
+        assert fleet.client().hello(hello()).worker == "desk"
+
+
+def test_workers_of_system_a_go_on_as_they_are(fleet: Fleet):
+    client = fleet.client()
+    client.submit(Submission(jobs=(order("old"),)))
+    record = {"hostname": "old-host", "os": "linux", "cpu_cores": 4, "ram_total_gib": 32.0, "ram_available_gib": 30.0}
+    status, body = asked_json(fleet, "POST", "/v1/job/claim", {"capability": record})
+    assert status == 200
+    job = body["job"]
+    assert job["name"] == "old"
+    status, body = asked_json(fleet, "POST", f"/v1/job/{job['id']}/heartbeat", {"lines": ["epoch 1"]})
+    assert (status, body["cancel"]) == (200, False)
+    assert client.job("old").job.state == "running"
+    model = b"a compressed tarball"
+    status, body = asked(fleet, "PUT", f"/v1/model/{job['id']}", model)
+    assert (status, body["sha256"]) == (200, hashlib.sha256(model).hexdigest())
+    stale = {"sha256": body["sha256"], "epoch": job["epoch"] + 5}
+    assert asked_json(fleet, "POST", f"/v1/job/{job['id']}/complete", stale)[0] == 409
+    status, body = asked_json(fleet, "POST", f"/v1/job/{job['id']}/complete", {"sha256": body["sha256"]})
+    assert (status, body["state"]) == (200, "completed")
+    assert asked_json(fleet, "POST", f"/v1/job/{job['id']}/heartbeat", {})[0] == 409
+    assert asked(fleet, "GET", "/v1/workers")[1]["workers"][0]["hostname"] == "old-host"
+    assert asked(fleet, "POST", f"/v1/job/{job['id']}/requeue")[0] == 401
+    assert asked(fleet, "POST", f"/v1/job/{job['id']}/requeue", X_Operator_Token=TOKEN)[0] == 200
+    status, body = asked_json(fleet, "POST", "/v1/job/claim", {"capability": record})
+    failed = {"error": "it broke", "epoch": body["job"]["epoch"]}
+    assert asked_json(fleet, "POST", f"/v1/job/{job['id']}/fail", failed)[0] == 200
+    assert client.job("old").job.state == "failed"
+
+
+def asked_json(fleet: Fleet, method: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+    return asked(fleet, method, path, json.dumps(body).encode(), Content_Type="application/json")
+
+
+def test_a_bug_is_told_without_its_trace(
+    shared: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("secret detail")
+
+    monkeypatch.setattr(shared.queue.reader, "page", broken)
+    status, body = asked(shared, "GET", "/v1/jobs")
+    assert (status, body["error"]) == (500, "bug")
+    assert "secret detail" not in json.dumps(body)
+    assert "secret detail" in caplog.text
+
+
+def test_conflicting_keys_and_wrong_files_change_nothing(small: Fleet):
+    client = small.client()
+    client.submit(Submission(jobs=(order("a"),), key="k"))
+    assert client.submit(Submission(jobs=(order("a"),), key="k")).counts == {"new": 1}
+    with pytest.raises(Conflict):
+        client.submit(Submission(jobs=(order("b"),), key="k"))
+    assert client.jobs().total == 1
+    grant = granted_one(small, "c")
+    for path in ("../escape", "/etc/passwd", "a/../../b", "logs/./x"):
+        with pytest.raises((BadInput, NotFound)):
+            client.put_file(grant.token(), path, b"x", offset=0)

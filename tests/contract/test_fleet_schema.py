@@ -1,0 +1,57 @@
+"""Requests made from the OpenAPI document itself, right and wrong ones: none of them may meet a bug."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import Case
+from schemathesis.core.result import Ok
+
+from tests.servers.coordinator import TOKEN, Fleet, coordinator
+
+BUG = 500
+ENDLESS = "/v1/events"
+
+
+@pytest.fixture(scope="module")
+def fleet(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    folder = tmp_path_factory.mktemp("schema")
+    path = folder / "queue.db"
+    path.write_bytes(sqlite_template.read_bytes())
+    with coordinator(f"sqlite:///{path}", folder) as fleet:
+        yield fleet
+
+
+@pytest.mark.parametrize("count", [3, pytest.param(150, marks=pytest.mark.slow)])
+def test_no_request_that_the_document_allows_or_forbids_meets_a_bug(fleet: Fleet, count: int):
+    document = schemathesis.openapi.from_url(f"{fleet.url}/v1/openapi.json")
+    met: list[str] = []
+    asked = 0
+    for result in document.get_all_operations():
+        assert isinstance(result, Ok), "the document is no OpenAPI"
+        operation = result.ok()
+        if operation.path == ENDLESS:
+            continue
+
+        @given(case=operation.as_strategy())
+        @settings(
+            max_examples=count,
+            deadline=None,
+            database=None,
+            phases=[Phase.explicit, Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        def ask(case: Case) -> None:
+            nonlocal asked
+            asked += 1
+            answer = case.call(headers={"X-Operator-Token": TOKEN}, timeout=30)
+            if answer.status_code == BUG:
+                met.append(f"{case.method} {case.path}: {answer.text}")
+
+        ask()
+    assert asked > 50
+    assert met == []

@@ -1,0 +1,117 @@
+"""What workers ship, over real HTTP to a real coordinator: mirrored, uploaded, fetched back, pinned and pruned."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.model.capability import Capability
+from stoker.model.clock import SystemClock
+from stoker.model.errors import NotFound
+from stoker.model.fleet_errors import NotAllowed, StaleLease
+from stoker.model.frozen import changed
+from stoker.store.local import LocalStore
+from stoker.wire.leasing import Claim, Finish, Grant, Hello, Start
+from stoker.wire.orders import Submission
+from stoker.wire.retaining import PruneAsk
+from stoker.worker.shipping.bundles import pack_result
+from stoker.worker.shipping.fetching import FleetResult, fetch_result
+from stoker.worker.shipping.line import Passage
+from stoker.worker.shipping.mirror import Mirror
+from stoker.worker.shipping.sending import Sent, send
+from tests.contract.queue_driving import order
+from tests.servers.coordinator import Fleet, coordinator
+from tests.unit.worker.conftest import Office
+
+CLOCK = SystemClock()
+SOON_S = 60.0
+
+
+@pytest.fixture
+def fleet(sqlite_template: Path, tmp_path: Path) -> Iterator[Fleet]:
+    path = tmp_path / "queue.db"
+    path.write_bytes(sqlite_template.read_bytes())
+    with coordinator(f"sqlite:///{path}", tmp_path) as fleet:
+        yield fleet
+
+
+def granted(fleet: Fleet) -> Grant:
+    client = fleet.client()
+    client.submit(Submission(jobs=(order("train"),)))
+    found = Capability(
+        hostname="desk", os="linux", arch="x86_64", cpu_cores=8, ram_total_bytes=1 << 36, ram_available_bytes=1 << 36
+    )
+    hello = Hello(worker="desk", incarnation="incarnation-1", capability=found.to_dict(), capability_digest="d")
+    client.hello(hello)
+    claimed = client.claim(Claim(request_id="request-1", worker="desk", incarnation="incarnation-1"))
+    (grant,) = claimed.grants
+    client.start(grant.job, Start(attempt=grant.attempt, epoch=grant.epoch, generation=grant.generation))
+    return grant
+
+
+def test_a_job_s_folder_and_result_arrive_and_come_back_as_they_were(fleet: Fleet, tmp_path: Path) -> None:
+    office = Office(tmp_path / "office")
+    done = office.run("test/blobs")
+    grant, client = granted(fleet), fleet.client()
+    mirror = Mirror(done.folder.path, grant.token(), client, clock=CLOCK)
+    assert mirror.drain(CLOCK.monotonic_s() + SOON_S)
+    assert mirror.troubles == ()
+    listed = {file.path: file.size_bytes for file in client.files("train").files}
+    here = {
+        str(path.relative_to(done.folder.path)): path for path in Path(done.folder.path).rglob("*.*") if path.is_file()
+    }
+    assert listed == {path: file.stat().st_size for path, file in here.items()}
+    assert client.read_file("train", "status.jsonl").data == here["status.jsonl"].read_bytes()
+
+    passage = Passage(line=client, stop=threading.Event(), clock=CLOCK)
+    archive = pack_result(office.lab.store, done.folder, str(tmp_path / "spool"))
+    assert send(passage, archive) is Sent.NEW
+    assert send(passage, archive) is Sent.KNOWN
+    token: dict[str, Any] = {"attempt": grant.attempt, "epoch": grant.epoch, "generation": grant.generation}
+    said = Finish(**token, tree=archive.tree, archive_sha256=archive.sha256, size_bytes=archive.size_bytes)
+    assert client.finish(grant.job, said).state == "completed"
+
+    wanted = FleetResult.of("train", grant.job, client.job("train").bundle)
+    store = LocalStore(str(tmp_path / "laptop"), clock=CLOCK)
+    store.open()
+    laid_out = fetch_result(passage, wanted, str(tmp_path / "out"), store=store, spool=str(tmp_path / "arriving"))
+    assert laid_out.files
+    store.close()
+    assert _prune(fleet, client.pin("train").changed) == 0
+    client.unpin("train")
+    assert _prune(fleet, ()) == 1
+    with pytest.raises(NotFound, match="was pruned"):
+        FleetResult.of("train", grant.job, client.job("train").bundle)
+    office.lab.store.close()
+
+
+def _prune(fleet: Fleet, pinned: tuple[str, ...]) -> int:
+    client = fleet.client()
+    asked = PruneAsk(max_bytes=0)
+    outlook = client.prune(asked)
+    assert not outlook.is_done
+    assert outlook.kept == ({"pinned": 1} if pinned else {})
+    done = client.prune(asked.model_copy(update={"is_wanted": True}))
+    assert done.is_done
+    assert (done.result_count, done.freed_bytes > 0) == (outlook.result_count, bool(outlook.result_count))
+    return done.result_count
+
+
+def test_a_stale_token_s_bytes_are_refused_and_end_its_mirror(fleet: Fleet, tmp_path: Path) -> None:
+    grant = granted(fleet)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "a.log").write_bytes(b"x")
+    stale = changed(grant.token(), epoch=grant.epoch + 1)
+    mirror = Mirror(str(tmp_path / "run"), stale, fleet.client(), clock=CLOCK)
+    assert not mirror.drain(CLOCK.monotonic_s() + SOON_S)
+    assert isinstance(mirror.ended_by, StaleLease)
+    assert fleet.client().files("train").files == ()
+
+
+def test_only_an_operator_prunes(fleet: Fleet) -> None:
+    with pytest.raises(NotAllowed):
+        fleet.client(token="").prune(PruneAsk())

@@ -1,0 +1,225 @@
+"""Lists of jobs: newest first, page by page, whatever is filtered; and no page costs more because much is behind it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import NullPool, create_engine, event, insert, text
+
+from stoker.coordinator.database.opening import Database, look_into
+from stoker.coordinator.database.tables import CLASSES, COUNTERS, JOBS, LEASES
+from stoker.coordinator.queue.reading import paging
+from stoker.coordinator.queue.reading.reader import Reader
+from stoker.model.clock import FakeClock
+from stoker.model.errors import BadInput
+
+STATES = ("completed", "completed", "failed", "pending", "running", "cancelled", "completed")
+COUNT = 45
+
+
+def job_row(seq: int, **more: Any) -> dict[str, Any]:
+    state = STATES[seq % len(STATES)]
+    return {
+        "seq": seq,
+        "id": f"{seq * 2654435761 % (1 << 32):08x}{seq:056x}",
+        "name": f"job{seq % 5}",
+        "number": seq % 3,
+        "recipe": f"cook/r{seq % 4}",
+        "spec": "{}",
+        "class_id": 1,
+        "state": state,
+        "is_ready": state == "pending",
+        "since_s": float(seq),
+        "submitted_s": float(seq),
+        "changed_s": float(seq),
+        "machine": "" if state == "pending" else f"m{seq % 2}",
+        **more,
+    }
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    """A database with jobs of every sort, which these tests only read."""
+    if request.param == "sqlite":
+        path = tmp_path_factory.mktemp("pages") / "queue.db"
+        shutil.copyfile(request.getfixturevalue("sqlite_template"), path)
+        database_url = f"sqlite:///{path}"
+    else:
+        database_url = request.getfixturevalue("postgres").create(request.getfixturevalue("postgres_template"))
+    rows = [job_row(seq) for seq in range(1, COUNT + 1)]
+    engine = create_engine(database_url.replace("postgresql:", "postgresql+psycopg:"), poolclass=NullPool)
+    with engine.begin() as connection:
+        connection.execute(insert(CLASSES), {"id": 1, "key": "k", "wanted": "{}"})
+        connection.execute(insert(JOBS), rows)
+        counts = {state: sum(row["state"] == state for row in rows) for state in STATES}
+        connection.execute(insert(COUNTERS), [{"key": f"state:{key}", "value": n} for key, n in counts.items()])
+        running = next(row["seq"] for row in rows if row["state"] == "running")
+        lease = {"attempt": 1, "epoch": 1, "generation": 1, "machine": "m1", "incarnation": "i", "until_s": 1.0}
+        progress = '{"step":3,"of":10,"metrics":{"loss":0.5},"says":"training"}'
+        connection.execute(insert(LEASES), {"seq": running, **lease, "devices": '["GPU-1"]', "progress": progress})
+    opened = look_into(database_url, clock=FakeClock())
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def reader(database: Database) -> Reader:
+    return Reader(database, clock=FakeClock(start_s=50.0))
+
+
+def walk(reader: Reader, limit: int, **filters: str) -> list[str]:
+    names, after = [], ""
+    for _ in range(COUNT * 2):
+        page = reader.page(**filters, after=after, limit=limit)
+        assert len(page.jobs) <= limit
+        names += [job.id for job in page.jobs]
+        after = page.next
+        if not after:
+            return names
+    raise AssertionError("the list does not end")
+
+
+FILTERS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "a state": {"state": "failed"},
+    "several states": {"state": "running,pending"},
+    "a name": {"name": "job3"},
+    "a recipe": {"recipe": "cook/r1"},
+    "a machine": {"machine": "m1"},
+    "a recipe in a state": {"recipe": "cook/r1", "state": "completed"},
+    "a machine in a state": {"machine": "m1", "state": "completed"},
+    "a name and a recipe": {"name": "job3", "recipe": "cook/r1"},
+    "all at once": {"name": "job3", "recipe": "cook/r1", "machine": "m1", "state": "completed,failed"},
+    "nobody": {"name": "nobody"},
+    "nobody anywhere": {"name": "nobody", "machine": "m1"},
+}
+
+
+@pytest.mark.parametrize("window", [7, 10_000], ids=["small windows", "one window"])
+def test_pages_give_every_job_once_and_in_order(reader: Reader, monkeypatch: pytest.MonkeyPatch, window: int):
+    monkeypatch.setattr(paging, "_WINDOW", window)
+    monkeypatch.setattr(paging, "_FEW", 0)
+    for name, filters in FILTERS.items():
+        wanted = [
+            row["id"]
+            for row in (job_row(seq) for seq in range(COUNT, 0, -1))
+            if all(row[column] in value.split(",") for column, value in filters.items())
+        ]
+        for limit in (3, 1000):
+            assert walk(reader, limit, **filters) == wanted, (name, limit)
+
+
+def test_a_search_that_takes_too_long_says_where_to_go_on(reader: Reader, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(paging, "_WINDOW", 5)
+    monkeypatch.setattr(paging, "_LONGEST_S", -1.0)
+    page = reader.page(name="nobody", machine="m1")
+    assert page.jobs == ()
+    assert page.next, "it looked at one window only"
+    assert walk(reader, 10, name="nobody", machine="m1") == []
+    rows = [job_row(seq) for seq in range(COUNT, 0, -1)]
+    wanted = [row["id"] for row in rows if (row["name"], row["machine"]) == ("job3", "m1")]
+    assert walk(reader, 3, name="job3", machine="m1") == wanted
+
+
+def test_totals_come_from_counters_where_there_is_one(reader: Reader):
+    counts = reader.counts()
+    assert counts["claimed"] == 0
+    assert reader.page(limit=1).total == COUNT == sum(counts.values())
+    assert reader.page(state="failed", limit=1).total == counts["failed"]
+    assert reader.page(state="failed, running", limit=1).total == counts["failed"] + counts["running"]
+    assert reader.page(name="job1", limit=1).total is None
+
+
+def test_a_job_in_a_list_says_how_far_it_is_and_what_it_waits_for(reader: Reader):
+    running = walk(reader, 1000, state="running")[-1]
+    (job,) = [one for one in reader.page(state="running").jobs if one.id == running]
+    assert (job.step, job.of, job.says, job.metrics) == (3, 10, "training", {"loss": 0.5})
+    assert job.devices == ("GPU-1",)
+    assert all(one.why == "waits for a machine" for one in reader.page(state="pending").jobs)
+    assert {one.name for one in reader.page(name="job0").jobs} == {"job0", "job0/1", "job0/2"}
+
+
+@pytest.mark.parametrize("word", ["x", "é", "ajEuNS4wMDAwMDAwMA", "-" * 300, "ajEuLTEuMDAwMDAwMDA"])
+def test_a_cursor_that_is_not_ours_is_refused(reader: Reader, word: str):
+    with pytest.raises(BadInput, match="not where this list goes on"):
+        reader.page(after=word)
+
+
+def test_a_cursor_of_another_list_is_refused(reader: Reader):
+    after = reader.page(state="completed", limit=2).next
+    assert reader.page(state="completed", after=after).jobs
+    with pytest.raises(BadInput):
+        reader.page(state="failed", after=after)
+
+
+def test_a_state_that_does_not_exist_is_refused_with_the_nearest(reader: Reader):
+    with pytest.raises(BadInput) as caught:
+        reader.page(state="complete")
+    assert caught.value.hint == "did you mean 'completed'?"
+
+
+def test_a_limit_is_kept_within_reason(reader: Reader):
+    assert len(reader.page(limit=0).jobs) == 1
+    assert len(reader.page(limit=10**9).jobs) == COUNT
+
+
+def test_every_filter_alone_has_an_index_in_order(tmp_path: Path, sqlite_template: Path):
+    """What SQLite says it would do: search by an index, sort nothing."""
+    path = tmp_path / "queue.db"
+    path.write_bytes(sqlite_template.read_bytes())
+    database = look_into(f"sqlite:///{path}", clock=FakeClock())
+    asked: list[tuple[str, Any]] = []
+
+    @event.listens_for(database.readers, "before_cursor_execute")
+    def _note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        asked.append((statement, parameters))
+
+    reader = Reader(database, clock=FakeClock())
+    reader.page()
+    reader.page(state="failed")
+    reader.page(name="x")
+    reader.page(recipe="x")
+    reader.page(machine="x")
+    reader.runs(["x"])
+    with database.readers.connect() as connection:
+        for statement, parameters in asked[:]:
+            if "FROM jobs" in statement:
+                plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+                told = " / ".join(row[3] for row in plan)
+                assert "TEMP B-TREE" not in told, (statement, told)
+                assert "SCAN jobs" not in told or "WHERE jobs.seq <" in statement, (statement, told)
+    database.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
+def test_any_page_of_a_million_jobs_takes_at_most_a_tenth_of_a_second(database_url: str):
+    from stoker.model.clock import SystemClock
+
+    engine = create_engine(database_url.replace("postgresql:", "postgresql+psycopg:"), poolclass=NullPool)
+    with engine.begin() as connection:
+        connection.execute(insert(CLASSES), {"id": 1, "key": "k", "wanted": "{}"})
+        rows = [job_row(seq, spec="x" * 500) for seq in range(1, 20_001)]
+        connection.execute(insert(JOBS), rows)
+        others = ", ".join(name for name in rows[0] if name not in ("seq", "id"))
+        for more in range(20_000, 1_000_000, 20_000):
+            new = f"seq + {more}, 'x' || CAST(seq + {more} AS TEXT), {others}"
+            connection.execute(text(f"INSERT INTO jobs (seq, id, {others}) SELECT {new} FROM jobs WHERE seq <= 20000"))
+        connection.execute(text("INSERT INTO counters SELECT 'state:' || state, count(*) FROM jobs GROUP BY state"))
+    if database_url.startswith("postgresql"):
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.execute(text("VACUUM ANALYZE"))
+    database = look_into(database_url, clock=SystemClock())
+    reader, clock = Reader(database, clock=SystemClock()), SystemClock()
+    for name, filters in FILTERS.items():
+        took = []
+        for _ in range(5):
+            began_s = clock.monotonic_s()
+            reader.page(**filters)
+            took.append(clock.monotonic_s() - began_s)
+        assert min(took) <= 0.1, (name, took)
+    database.close()

@@ -1,0 +1,202 @@
+"""What else is asked of the reader, of a queue that has lived: which job, its story, results, who is before it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from stoker.coordinator.queue.reading.reader import Reader
+from stoker.model.errors import Ambiguous, NotFound
+from stoker.model.fleet_events import FleetKinds
+from tests.contract.queue_driving import Driven, busy, order
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driven]:
+    """A queue with some of everything, which these tests only read."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path_factory.mktemp('reader')}/queue.db"
+    else:
+        url = request.getfixturevalue("postgres").create(request.getfixturevalue("postgres_template"))
+    driven = busy(url)
+    yield driven
+    driven.close()
+
+
+@pytest.fixture
+def reader(fleet: Driven) -> Reader:
+    return fleet.reader
+
+
+def test_a_name_means_the_newest_of_it(reader: Reader):
+    assert reader.find("sweep") == reader.find("sweep/6")
+    assert reader.find("last") == reader.find("plain")
+    assert reader.find("sweep/2").seq < reader.find("sweep/3").seq
+
+
+def test_the_beginning_of_an_id_will_do(reader: Reader):
+    found = reader.find("prep")
+    assert reader.find(found.id[:8]) == found
+    assert reader.find(found.id[:8].upper()) == found
+    assert reader.find(found.id) == found
+
+
+@pytest.mark.parametrize(
+    ("ref", "hint"),
+    [("swep", "did you mean 'sweep'?"), ("zzz", "`stoker jobs` lists them"), ("sweep/99", "did you mean 'sweep'?")],
+)
+def test_a_job_that_is_not_there_is_refused_with_the_nearest(reader: Reader, ref: str, hint: str):
+    with pytest.raises(NotFound) as caught:
+        reader.find(ref)
+    assert caught.value.hint == hint
+
+
+@pytest.mark.parametrize("ref", ["", "%", "abc", "0000000", "sweep/", "/3", "sweep/-1", "sweep/3/3", "'", "é" * 300])
+def test_odd_words_are_no_jobs(reader: Reader, ref: str):
+    with pytest.raises(NotFound):
+        reader.find(ref)
+
+
+def test_several_jobs_of_one_prefix_are_named(database_url: str):
+    fleet = Driven(database_url)
+    # Their ids begin alike.
+    first, second = order("many", 48), order("many", 172)
+    fleet.submit(first, second)
+    with pytest.raises(Ambiguous) as caught:
+        fleet.reader.find("6363")
+    assert caught.value.data["candidates"] == [
+        {"id": one.id, "name": f"many/{one.number}", "state": "pending"}
+        for one in sorted((first, second), key=lambda one: one.id)
+    ]
+    assert fleet.reader.find(first.id[:12]).id == first.id
+    with pytest.raises(NotFound):
+        fleet.reader.find("636")
+    fleet.close()
+
+
+def test_a_story_has_attempts_events_result_and_order(reader: Reader):
+    story = reader.story("sweep/2")
+    assert (story.job.name, story.job.state, story.job.label) == ("sweep/2", "completed", "lr=2")
+    assert [(one.number, one.ending, one.machine) for one in story.attempts] == [
+        (1, "failed", "m1"),
+        (2, "completed", "m2"),
+    ]
+    kinds = [event["kind"] for event in story.events]
+    assert kinds[0] == FleetKinds.JOB_SUBMITTED
+    assert kinds[-1] == FleetKinds.JOB_FINISHED
+    assert FleetKinds.JOB_REQUEUED in kinds
+    assert story.bundle["tree"] == story.job.result
+    assert story.args == {"name": "sweep", "number": 2}
+    assert story.requirements["ram_bytes"] == 1 << 30
+    assert reader.attempts_of("sweep/2") == story.attempts
+
+
+def test_a_story_says_what_it_comes_after(reader: Reader):
+    story = reader.story("after")
+    assert story.after == ("prep",)
+    assert story.job.why == "waits for 1 job to complete first"
+
+
+def test_a_lost_attempt_counts_against_its_own_budget(reader: Reader):
+    lost = [one for one in reader.page().jobs if reader.story(one.id).counts["lost"]]
+    assert lost
+    story = reader.story(lost[0].id)
+    assert [one.cause for one in story.attempts if one.ending == "expired"] == ["lost"]
+
+
+def test_events_resume_by_their_number(reader: Reader):
+    every = reader.events()
+    numbers = [event["seq"] for event in every]
+    assert numbers == sorted(set(numbers))
+    assert reader.events(numbers[4], 3) == every[5:8]
+    assert reader.events(numbers[-1]) == ()
+    of_one = reader.events(ref="sweep/2")
+    assert of_one == tuple(event for event in every if event.get("name") == "sweep/2")
+    assert all(event["v"] == 1 and event["source"] == "coordinator" for event in every)
+    assert of_one[1]["from"] == "pending"
+
+
+def test_counters_agree_with_lists(reader: Reader):
+    counts = reader.counts()
+    for state, count in counts.items():
+        assert len(reader.page(state=state).jobs) == count
+    assert sum(reader.ready_by_class().values()) == 3
+
+
+def test_completed_runs_say_what_they_took_the_newest_first(reader: Reader):
+    runs = reader.runs(["tabular/gbt", "never/run"])
+    assert [(run.recipe, run.seconds) for run in runs] == [("tabular/gbt", 60.0)] * 3
+    assert {run.class_id for run in runs} == set(reader.ready_by_class())
+
+
+def test_a_case_says_what_a_job_still_waits_for(reader: Reader):
+    case = reader.case("after")
+    assert [(one.name, one.state) for one in case.after] == [("prep", "pending")]
+    assert (case.attempts, case.not_before_s) == (1, 0.0)
+    assert reader.case("prep").after == ()
+
+
+def test_a_leaderboard_knows_which_way_is_better(reader: Reader):
+    board = reader.leaderboard("loss")
+    assert board.is_lower_better
+    assert [(row.place, row.name, row.value) for row in board.rows] == [
+        (1, "sweep/2", 0.125),
+        (2, "sweep/1", 0.25),
+        (3, "plain", 0.5),
+    ]
+    assert [row.name for row in reader.leaderboard("accuracy", limit=1).rows] == ["plain"]
+    assert reader.leaderboard().metric == "accuracy", "the one that most likely matters"
+    assert [row.name for row in reader.leaderboard("loss", name="sweep").rows] == ["sweep/2", "sweep/1"]
+    assert reader.leaderboard(recipe="never/run").rows == ()
+
+
+def test_a_metric_that_nobody_has_is_refused_with_the_nearest(reader: Reader):
+    with pytest.raises(NotFound) as caught:
+        reader.leaderboard("los")
+    assert caught.value.hint == "did you mean 'loss'?"
+
+
+def test_bundles_are_told_in_their_order(reader: Reader):
+    every = reader.bundles()
+    assert [one["name"] for one in every] == ["plain", "sweep/1", "sweep/2"]
+    assert reader.bundles(after_id=every[0]["id"], limit=1) == every[1:2]
+    assert [one["attempt"] for one in reader.bundles(ref="sweep/2")] == [2]
+
+
+def test_machines_are_told_with_what_they_hold(reader: Reader):
+    first, second = reader.machines()
+    assert (first.name, second.name) == ("m1", "m2")
+    assert [(one.name, one.state, one.progress["step"]) for one in first.held] == [("sweep/4", "running", 3)]
+    assert second.held == ()
+    assert first.capability["hostname"] == "m1"
+    assert reader.machines("nobody") == ()
+
+
+def test_who_is_before_whom_follows_priority_then_age(database_url: str):
+    fleet = Driven(database_url)
+    fleet.submit(order("a"), order("b"), order("c", priority=3), order("d", requirements={"ram_bytes": 2 << 30}))
+    reader = fleet.reader
+
+    def before(name: str) -> tuple[int, int]:
+        found = reader.waiting_before(reader.find(name).seq)
+        return found.alike, found.all
+
+    assert [before(name) for name in "abcd"] == [(1, 1), (2, 2), (0, 0), (0, 3)]
+    fleet.close()
+
+
+def test_many_threads_may_ask_at_once(fleet: Driven, reader: Reader):
+    wanted = reader.page()
+    found: list[bool] = []
+
+    def ask() -> None:
+        found.extend(reader.page() == wanted and reader.story("plain").job.state == "completed" for _ in range(5))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 40

@@ -1,0 +1,263 @@
+"""Clients that dribble, flood, pipeline or leave, at a server with a toy of an app behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from stoker.coordinator.service.connection import Patience
+from stoker.coordinator.service.exchange import Reply, Route
+from stoker.coordinator.service.intake import SPEECH_BYTES
+from stoker.coordinator.service.running import Running, Stage
+from stoker.coordinator.service.speech import Receive, Scope, Send, say
+from stoker.host.listening import listen_at
+from stoker.model.fleet_errors import NotAllowed
+
+HURRIED = Patience(
+    head_s=0.3, silence_s=0.3, body_s=5.0, idle_s=0.6, head_bytes=4096, dropped_bytes=1 << 20, look_s=0.05
+)
+DEADLINE_S = 30.0
+
+
+class Toy:
+    """Answers `/quick` at its connection and everything else as an app, each with what it was sent."""
+
+    def __init__(self) -> None:
+        self.left = threading.Event()
+        self.has_asked = threading.Event()
+        self.app = self
+        self.waiting: list[asyncio.Task[None]] = []
+
+    def find(self, path: str) -> Route | None:
+        return {"/quick": self._echo, "/hold": self._hold, "/broken": self._break}.get(path)
+
+    def judge(self, _path: str, headers: dict[bytes, bytes]) -> None:
+        if headers.get(b"x-who") == b"stranger":
+            raise NotAllowed("not you")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        size, more = 0, True
+        while more:
+            message = await receive()
+            size += len(message.get("body", b""))
+            more = message.get("more_body", False)
+        if scope["path"] == "/endless":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            leaving = asyncio.ensure_future(receive())
+            while not leaving.done():
+                await send({"type": "http.response.body", "body": bytes(65536), "more_body": True})
+                await asyncio.sleep(0)
+            self.left.set()
+            return
+        await say(send, json.dumps({"app": scope["path"], "size": size}).encode())
+
+    def close(self) -> None:
+        for task in self.waiting:
+            task.cancel()
+
+    def end(self) -> None: ...
+
+    async def reload(self) -> None: ...
+
+    def _echo(self, body: bytes, reply: Reply) -> None:
+        reply.say(json.dumps({"quick": len(body)}).encode())
+        reply.say(b"a second answer counts for nothing")
+
+    def _break(self, _body: bytes, _reply: Reply) -> None:
+        raise ZeroDivisionError("secret detail")
+
+    def _hold(self, _body: bytes, reply: Reply) -> None:
+        async def hold() -> None:
+            await reply.gone()
+            self.left.set()
+
+        self.has_asked.set()
+        self.waiting.append(asyncio.ensure_future(hold()))
+
+
+@pytest.fixture
+def toy() -> Iterator[tuple[Toy, int]]:
+    toy, ready = Toy(), threading.Event()
+    listening = listen_at("127.0.0.1", 0)
+    running = Running(Stage(listening=listening, make=lambda: toy, on_ready=ready.set, say=print, patience=HURRIED))
+    thread = threading.Thread(target=running.run, daemon=True)
+    thread.start()
+    assert ready.wait(DEADLINE_S)
+    yield toy, listening.getsockname()[1]
+    running.stop()
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+
+
+def dial(toy: tuple[Toy, int]) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", toy[1]), timeout=DEADLINE_S)
+
+
+def read_answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    data = b""
+    while b"\r\n\r\n" not in data:
+        piece = connection.recv(65536)
+        assert piece, f"closed after {data!r}"
+        data += piece
+    head, _, body = data.partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines[1:])
+    while len(body) < int(headers["content-length"]):
+        body += connection.recv(65536)
+    size = int(headers["content-length"])
+    assert len(body) == size
+    return int(lines[0].split()[1]), headers, body
+
+
+def is_cut(connection: socket.socket) -> bool:
+    """Whether the other side ends the connection before the deadline."""
+    try:
+        while connection.recv(65536):
+            pass
+    except ConnectionError:
+        return True
+    return True
+
+
+def post(path: str, body: bytes = b"{}", **headers: Any) -> bytes:
+    named = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+    return f"POST {path} HTTP/1.1\r\nhost: x\r\n{named}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+def test_workers_words_are_answered_at_the_connection_and_the_rest_by_the_app(toy):
+    with dial(toy) as connection:
+        for _ in range(3):
+            connection.sendall(post("/quick", b"abc"))
+            assert json.loads(read_answer(connection)[2]) == {"quick": 3}
+            connection.sendall(post("/other", b"abcd"))
+            assert json.loads(read_answer(connection)[2]) == {"app": "/other", "size": 4}
+
+
+def test_a_body_may_come_in_pieces_in_chunks_and_after_a_question(toy):
+    with dial(toy) as connection:
+        whole = post("/quick", b"x" * 1000)
+        for at in range(0, len(whole), 100):
+            connection.sendall(whole[at : at + 100])
+        assert json.loads(read_answer(connection)[2]) == {"quick": 1000}
+        connection.sendall(
+            b"POST /quick HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
+        )
+        assert json.loads(read_answer(connection)[2]) == {"quick": 3}
+        connection.sendall(b"POST /quick HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 100 Continue")
+        connection.sendall(b"ab")
+        assert json.loads(read_answer(connection)[2]) == {"quick": 2}
+
+
+def test_requests_that_do_not_wait_for_answers_are_answered_in_their_order(toy):
+    with dial(toy) as connection:
+        connection.sendall(post("/other") + post("/quick", b"abc") + post("/other", b"abcd"))
+        data = b""
+        while data.count(b"HTTP/1.1 200") < 3 or not data.endswith(b"}"):
+            data += connection.recv(65536)
+        assert data.index(b'{"app": "/other", "size": 2}') < data.index(b'"size": 4}')
+
+
+def test_a_connection_that_is_to_close_is_closed_after_the_answer(toy):
+    with dial(toy) as connection:
+        connection.sendall(post("/quick", connection="close"))
+        assert read_answer(connection)[1]["connection"] == "close"
+        assert is_cut(connection)
+    with dial(toy) as connection:
+        connection.sendall(b"POST /quick HTTP/1.0\r\ncontent-length: 0\r\n\r\n")
+        assert read_answer(connection)[0] == 200
+        assert is_cut(connection)
+
+
+def test_a_refusal_does_not_wait_for_the_body(toy):
+    with dial(toy) as connection:
+        connection.sendall(b"POST /quick HTTP/1.1\r\nhost: x\r\nx-who: stranger\r\ncontent-length: 100\r\n\r\n")
+        status, _, body = read_answer(connection)
+        assert (status, json.loads(body)["error"]) == (403, "not_allowed")
+        # What still comes is dropped, and the connection goes on.
+        connection.sendall(b"x" * 100 + post("/quick", b"abc"))
+        assert json.loads(read_answer(connection)[2]) == {"quick": 3}
+
+
+def test_a_body_is_refused_by_its_announced_and_by_its_real_length(toy):
+    with dial(toy) as connection:
+        connection.sendall(b"POST /quick HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (SPEECH_BYTES + 1))
+        assert read_answer(connection)[0] == 413
+    with dial(toy) as connection:
+        connection.sendall(b"POST /quick HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        piece = b"10000\r\n" + bytes(65536) + b"\r\n"
+        for _ in range(SPEECH_BYTES // 65536 + 1):
+            connection.sendall(piece)
+        assert read_answer(connection)[0] == 413
+
+
+def test_who_floods_on_after_a_refusal_is_cut(toy):
+    with dial(toy) as connection:
+        connection.sendall(b"POST /quick HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (1 << 40))
+        with pytest.raises(ConnectionError):
+            connection.sendall(bytes(64 << 20))
+
+
+def test_a_bug_is_answered_without_its_trace(toy):
+    with dial(toy) as connection:
+        connection.sendall(post("/broken"))
+        status, _, body = read_answer(connection)
+        assert (status, json.loads(body)["error"]) == (500, "bug")
+        assert b"secret" not in body
+
+
+def test_who_leaves_is_noticed(toy):
+    with dial(toy) as connection:
+        connection.sendall(post("/hold"))
+        assert toy[0].has_asked.wait(DEADLINE_S)
+    assert toy[0].left.wait(DEADLINE_S)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"POST /quick HTTP/1.1\r\nhost: x\r\nx-slow: ",
+        b"POST /quick HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nabc",
+        b"POST /other HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nabc",
+        post("/quick"),
+    ],
+    ids=["silent", "head", "body", "body_of_the_app", "idle"],
+)
+def test_who_says_no_more_is_cut(toy, sent: bytes):
+    with dial(toy) as connection:
+        connection.sendall(sent)
+        assert is_cut(connection)
+
+
+@pytest.mark.parametrize("path", ["/quick", "/other"])
+def test_who_sends_too_slowly_is_told_so(toy, path: str):
+    with dial(toy) as connection:
+        connection.sendall(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nabc".encode())
+        status, _, body = read_answer(connection)
+        assert (status, json.loads(body)["error"]) == (408, "bad_input")
+        assert is_cut(connection)
+
+
+def test_who_does_not_read_is_cut(toy):
+    with dial(toy) as connection:
+        connection.sendall(post("/endless"))
+        assert toy[0].left.wait(DEADLINE_S)
+
+
+def test_what_is_not_http_and_heads_without_end_are_refused(toy):
+    with dial(toy) as connection:
+        connection.sendall(b"GARBAGE\r\n\r\n")
+        status, _, body = read_answer(connection)
+        assert (status, json.loads(body)["error"]) == (400, "bad_input")
+        assert is_cut(connection)
+    with dial(toy) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n" + b"x-long: " + b"y" * 8000)
+        assert read_answer(connection)[0] == 431
+        assert is_cut(connection)

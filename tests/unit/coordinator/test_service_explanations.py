@@ -1,0 +1,136 @@
+"""Explanations of a queue that lives: what the rows and matching say, brought together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.coordinator.queue.commands import CloseMachine, Closing, Write
+from stoker.coordinator.service.explanations import Explanations
+from stoker.model.leases import FleetTimes
+from stoker.wire.leasing import Decline
+from stoker.wire.orders import JobOrder, Submission
+from tests.contract.queue_driving import GIB, Driven, order
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Driven]:
+    driven = Driven(f"sqlite:///{tmp_path}/queue.db")
+    driven.join("m1", slots=1)
+    yield driven
+    driven.close()
+
+
+@pytest.fixture
+def explanations(fleet: Driven) -> Explanations:
+    return Explanations(fleet.queue, fleet.clock, FleetTimes())
+
+
+def ran(fleet: Driven, *names: str) -> None:
+    """Let jobs run here, a minute each."""
+    fleet.submit(*(order(name) for name in names))
+    for _ in names:
+        (grant,) = fleet.claim()
+        fleet.finish(grant)
+
+
+def test_a_waiting_job_is_told_who_is_before_it_and_when_it_may_start(fleet: Driven, explanations: Explanations):
+    ran(fleet, "a", "b", "c")
+    fleet.submit(order("first"), order("second"), order("third"))
+    (grant,) = fleet.claim()
+    fleet.start(grant)
+    started_s = fleet.clock.wall_s()
+    found = explanations.explain("third")
+    assert found.verdict == "waits, 2nd in line. m1: taken by first for about 1m00s"
+    assert found.starts_s == started_s + 120
+    assert found.based_on == "median of 3 runs of tabular/gbt that ask for the same on the CPU"
+    assert found.changes == ("starts now if m1 has 2 slots instead of 1",)
+    assert explanations.explain("first").verdict == "runs on m1 for about 1m00s"
+
+
+def test_a_jobs_own_progress_says_when_it_ends(fleet: Driven, explanations: Explanations):
+    fleet.submit(order("first"))
+    (grant,) = fleet.claim()
+    fleet.start(grant)
+    fleet.clock.advance(49.0)
+    fleet.renew(grant, step=50, of=100)
+    # Renewals live in memory, and are written down between two commands.
+    fleet.submit(order("second"))
+    fleet.submit(order("third"))
+    found = explanations.explain("first")
+    assert found.verdict == "runs on m1 for about 52s"
+    assert found.based_on == "its own progress, 50 of 100"
+
+
+def test_programs_are_alike_only_by_name(fleet: Driven, explanations: Explanations):
+    fleet.submit(order("long", recipe="command"))
+    (grant,) = fleet.claim()
+    fleet.finish(grant)
+    fleet.submit(order("other", recipe="command"), order("long", 2, recipe="command"))
+    assert explanations.explain("other").based_on == ""
+    assert explanations.explain("long/2").based_on == "median of 1 run of long that ask for the same on the CPU"
+
+
+def test_a_job_that_comes_after_another_is_in_no_line(fleet: Driven, explanations: Explanations):
+    fleet.submit(order("prep"), order("train", after=("prep",)))
+    found = explanations.explain("train")
+    assert (found.verdict, found.place_in_line) == ("waits for prep (pending)", None)
+    assert found.changes == ("starts once prep has completed (pending)",)
+
+
+def test_a_decline_is_told_with_its_reason(fleet: Driven, explanations: Explanations):
+    fleet.submit(order("first"))
+    (grant,) = fleet.claim()
+    said = Decline(attempt=grant.attempt, epoch=grant.epoch, generation=grant.generation, reason="folder_missing")
+    fleet.ask(Write(job=grant.job, said=said))
+    (decline,) = explanations.explain("first").declines
+    assert decline["machine"] == "m1"
+
+
+def test_closed_and_silent_machines_are_named(fleet: Driven, explanations: Explanations):
+    fleet.submit(order("first"))
+    fleet.ask(CloseMachine(machine="m1", how=Closing.DRAIN, why="new disk", for_s=3600))
+    (change,) = [one for one in explanations.explain("first").changes if "opened" in one]
+    assert change.startswith("starts now if machine m1, which is drained: new disk for about")
+    assert [one.state for one in explanations.machines()] == ["drained"]
+    fleet.sweep_late()
+    assert "starts perhaps if m1 comes back" in explanations.explain("first").changes[-1]
+    (machine,) = explanations.machines("m1")
+    assert machine.state == "silent"
+    assert explanations.machines("nobody") == ()
+
+
+def test_a_machine_shows_what_it_holds(fleet: Driven, explanations: Explanations):
+    fleet.submit(order("first"))
+    fleet.claim()
+    (machine,) = explanations.machines()
+    assert (machine.state, machine.slots, machine.held, machine.jobs) == ("busy", 1, 1, ("first",))
+
+
+def forecast(fleet: Driven, explanations: Explanations, *jobs: JobOrder) -> list[str]:
+    asked = Submission(jobs=jobs, dry_run=True)
+    return [one.forecast for one in explanations.forecast(asked, fleet.submit(*jobs, dry_run=True)).jobs]
+
+
+def test_a_dry_run_says_what_would_become_of_each_job(fleet: Driven, explanations: Explanations):
+    fleet.submit(order("known"))
+    needs_gpu = {"wish": "require", "vram_bytes": 30 * GIB}
+    found = forecast(
+        fleet,
+        explanations,
+        order("known"),
+        order("urgent", priority=5),
+        order("train", after=("known",)),
+        order("big", requirements=needs_gpu),
+        order("latest"),
+    )
+    assert found == [
+        "",
+        "waits, 1st in line: starts when m1 next asks for work",
+        "waits for known (pending)",
+        "never on this fleet: needs a cuda device, no machine has one",
+        "waits, 5th in line",
+    ]
+    assert fleet.reader.counts()["pending"] == 1

@@ -1,0 +1,259 @@
+"""Events for everybody who listens, figures, followers of files, and answers on their way into the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from stoker.coordinator.queue.commands import Done, Sweep
+from stoker.coordinator.service.counter import Counter
+from stoker.coordinator.service.event_feed import KEPT, MOST_LISTENERS, EventFeed
+from stoker.coordinator.service.figures import Histogram, Page
+from stoker.coordinator.service.following import MOST_FOLLOWERS, Followers
+from stoker.model.errors import NotFound, RateLimited
+
+
+def run(coroutine: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(coroutine, 20))
+
+
+class Journal:
+    """Events in a table; counts how often it is read."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
+        self.reads = 0
+
+    async def read(self, after: int, limit: int) -> tuple[dict[str, Any], ...]:
+        self.reads += 1
+        await asyncio.sleep(0)
+        last = min(self.count, max(after, 0) + limit)
+        return tuple({"seq": seq, "kind": "job_submitted"} for seq in range(max(after, 0) + 1, last + 1))
+
+
+def ids(text: bytes) -> list[int]:
+    return [int(line[4:]) for line in text.split(b"\n") if line.startswith(b"id: ")]
+
+
+async def heard(feed: EventFeed, place: int, count: int) -> list[int]:
+    """Listen behind a place until so many events have come."""
+    found: list[int] = []
+    while len(found) < count:
+        place, text = await feed.after(place, 5.0) or (0, b"")
+        found += ids(text)
+    return found
+
+
+async def let_them_wait() -> None:
+    """Turn the loop until everybody in it has read what there is and waits, however slow the machine is."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_a_listener_gets_everything_behind_its_place_and_then_what_happens():
+    async def scene():
+        journal = Journal(3)
+        feed = EventFeed(journal.read)
+        with feed.listening():
+            place, text = await feed.after(1, 1.0) or (0, b"")
+            assert (place, ids(text)) == (3, [2, 3])
+            waiting = asyncio.ensure_future(heard(feed, 3, 2))
+            await let_them_wait()
+            journal.count = 5
+            feed.note(5)
+            assert await waiting == [4, 5]
+
+    run(scene())
+
+
+def test_many_listeners_cost_one_read():
+    async def scene():
+        journal = Journal(1)
+        feed = EventFeed(journal.read)
+        with feed.listening():
+            listening = [asyncio.ensure_future(heard(feed, 1, 9)) for _ in range(50)]
+            await let_them_wait()
+            journal.reads = 0
+            journal.count = 10
+            feed.note(10)
+            assert await asyncio.gather(*listening) == [list(range(2, 11))] * 50
+            assert journal.reads == 1
+
+    run(scene())
+
+
+def test_what_was_told_of_while_nobody_listened_is_not_missed():
+    async def scene():
+        journal = Journal(2)
+        feed = EventFeed(journal.read)
+        with feed.listening():
+            listening = asyncio.ensure_future(heard(feed, 2, 1))
+            await let_them_wait()
+            journal.count = 3
+            feed.note(3)
+            assert await listening == [3]
+        journal.count = 4
+        feed.note(4)
+        with feed.listening():
+            assert await heard(feed, 3, 1) == [4]
+
+    run(scene())
+
+
+def test_whoever_is_far_behind_reads_the_database_and_misses_nothing():
+    async def scene():
+        journal = Journal(3 * KEPT)
+        feed = EventFeed(journal.read)
+        with feed.listening():
+            feed.note(journal.count)
+            assert await heard(feed, 0, journal.count) == list(range(1, journal.count + 1))
+
+    run(scene())
+
+
+def test_silence_is_an_empty_piece_and_the_end_is_none():
+    async def scene():
+        feed = EventFeed(Journal().read)
+        with feed.listening():
+            assert await feed.after(0, 0.01) == (0, b"")
+            waiting = asyncio.ensure_future(feed.after(0, 15.0))
+            await let_them_wait()
+            feed.close()
+            assert await waiting is None
+
+    run(scene())
+
+
+def test_listeners_are_counted_and_bounded():
+    async def scene():
+        feed = EventFeed(Journal().read)
+        held = [feed.listening() for _ in range(MOST_LISTENERS)]
+        for one in held:
+            one.__enter__()
+        with pytest.raises(RateLimited):
+            feed.check_room()
+        held[0].__exit__(None, None, None)
+        feed.check_room()
+        assert feed.listeners == MOST_LISTENERS - 1
+
+    run(scene())
+
+
+def test_a_follower_is_woken_from_another_thread_and_only_for_its_file():
+    async def scene():
+        followers = Followers(asyncio.get_running_loop())
+        grown = followers.look_up(("j", 1, "a.log"))
+        other = followers.look_up(("j", 1, "b.log"))
+        waiting = asyncio.ensure_future(followers.wait(grown, 15.0))
+        await asyncio.sleep(0)
+        assert len(followers) == 1
+        threading.Thread(target=followers.grew, args=("j", 1, "a.log")).start()
+        await waiting
+        assert grown.is_set()
+        assert not other.is_set()
+        followers.ended("j")
+        assert other.is_set()
+        await followers.wait(followers.look_up(("j", 2, "a.log")), 0.01)
+        assert len(followers) == 0
+
+    run(scene())
+
+
+def test_followers_are_bounded_and_let_go_at_the_end():
+    async def scene():
+        followers = Followers(asyncio.get_running_loop())
+        grown = followers.look_up(("j", 1, "a.log"))
+        waiting = [asyncio.ensure_future(followers.wait(grown, 15.0)) for _ in range(MOST_FOLLOWERS)]
+        await asyncio.sleep(0)
+        with pytest.raises(RateLimited):
+            await followers.wait(grown, 1.0)
+        followers.close()
+        await asyncio.gather(*waiting)
+        await followers.wait(followers.look_up(("j", 1, "c.log")), 15.0)
+
+    run(scene())
+
+
+class Posted:
+    """A queue whose answers are brought by another thread, all at once."""
+
+    def __init__(self) -> None:
+        self.letters: list[Any] = []
+
+    def post(self, _command: object, then: Any) -> None:
+        self.letters.append(then)
+
+    def answer(self, *answers: Any) -> None:
+        def bring() -> None:
+            for then, answer in zip(self.letters, answers, strict=True):
+                then(answer)
+            self.letters.clear()
+
+        thread = threading.Thread(target=bring)
+        thread.start()
+        thread.join()
+
+
+def test_answers_of_a_group_come_together_and_each_to_whoever_asked():
+    async def scene():
+        queue, changes = Posted(), []
+        loop = asyncio.get_running_loop()
+        counter = Counter(queue, loop, on_change=lambda newest, *, is_claimable: changes.append((newest, is_claimable)))
+        asking = [asyncio.ensure_future(counter.ask(Sweep())) for _ in range(3)]
+        await asyncio.sleep(0)
+        counter.bring_change(6, True)
+        counter.bring_change(7, False)
+        asking[2].cancel()
+        await asyncio.sleep(0)
+        queue.answer(Done(changed=("a",)), NotFound("no"), Done())
+        assert (await asking[0]).changed == ("a",)
+        with pytest.raises(NotFound):
+            await asking[1]
+        assert changes == [(7, True)]
+        assert counter.asked == {"sweep": 3}
+        assert counter.refused == {"not_found": 1}
+
+    run(scene())
+
+
+def test_an_answer_after_the_end_of_the_loop_is_nobodys():
+    queue = Posted()
+    held: list[Counter] = []
+
+    async def scene():
+        counter = Counter(queue, asyncio.get_running_loop(), on_change=lambda newest, *, is_claimable: None)
+        held.append(counter)
+        counter.post(Sweep(), lambda answer: None)
+
+    asyncio.run(scene())
+    queue.answer(Done())
+    held[0].bring_change(1, True)
+
+
+def test_figures_are_written_as_prometheus_reads_them():
+    page, spread = Page(), Histogram((1, 2))
+    for value in (0.5, 1.0, 1.5, 9.0):
+        spread.add(value)
+    page.one("a_total", "counter", "So many.", 3)
+    page.by("b", "gauge", "By name.", "name", {'odd "one"\n': 1, "b": 0.5})
+    page.histogram("c_seconds", "How long.", spread)
+    assert page.to_bytes().decode().splitlines() == [
+        "# HELP a_total So many.",
+        "# TYPE a_total counter",
+        "a_total 3",
+        "# HELP b By name.",
+        "# TYPE b gauge",
+        'b{name="b"} 0.5',
+        'b{name="odd \\"one\\"\\n"} 1',
+        "# HELP c_seconds How long.",
+        "# TYPE c_seconds histogram",
+        'c_seconds_bucket{le="1"} 2',
+        'c_seconds_bucket{le="2"} 3',
+        'c_seconds_bucket{le="+Inf"} 4',
+        "c_seconds_sum 12.000000",
+        "c_seconds_count 4",
+    ]

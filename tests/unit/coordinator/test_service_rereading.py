@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stoker.coordinator.queue.commands import Answer, Command, Declare, Done
+from stoker.coordinator.service.rereading import Files, cluster_changes, lines_of, trouble_of
+from stoker.model.errors import ClusterFaults, Fault, ManifestFaults
+from stoker.model.fleet_errors import DatabaseTrouble
+from stoker.model.nodes import Cluster, Node
+from stoker.wire.orders import OrderOutcome, Outcome, Submission, Submitted
+
+DESK = Node(name="desk", host="desk.local")
+LAB = Node(name="lab", host="lab.local")
+
+
+class Told:
+    """A queue that remembers what it was asked."""
+
+    def __init__(self, *outcomes: OrderOutcome, vanished: tuple[str, ...] = ()) -> None:
+        self.asked: list[Command] = []
+        self._outcomes = outcomes
+        self._vanished = vanished
+
+    def ask(self, command: Command) -> Answer:
+        self.asked.append(command)
+        if isinstance(command, Submission):
+            return Submitted(
+                jobs=self._outcomes,
+                counts={"new": len(self._outcomes)},
+                vanished=self._vanished,
+                dry_run=command.dry_run,
+            )
+        return Done(notes=("1 machine is another now",))
+
+
+def outcome(name: str, number: int, what: Outcome, *changes: str) -> OrderOutcome:
+    return OrderOutcome(id=f"{name}{number}", name=name, number=number, outcome=what, state="pending", changes=changes)
+
+
+def reading(*answers: Any) -> Callable[[], Any]:
+    left = list(answers)
+
+    def read() -> Any:
+        answer = left.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return read
+
+
+def test_what_is_another_in_a_cluster_is_said_machine_by_machine():
+    faster = Node(name="desk", host="desk.local", priority=3, max_adapters=2)
+    assert cluster_changes(None, Cluster(nodes=(DESK,))) == ("desk: new",)
+    assert cluster_changes(Cluster(nodes=(DESK, LAB)), Cluster(nodes=(faster,))) == (
+        "lab: no longer declared",
+        "desk: max_adapters, priority",
+    )
+    assert cluster_changes(Cluster(nodes=(DESK,)), Cluster(nodes=(DESK,))) == ()
+
+
+def test_both_files_are_read_before_anything_holds():
+    queue = Told()
+    faults = ManifestFaults("one fault", faults=(Fault("manifest.toml:3", "no such recipe"),))
+    files = Files(queue, cluster=reading(Cluster(nodes=(DESK,))), manifest=reading(faults))
+    with pytest.raises(ManifestFaults):
+        files.read_again()
+    assert queue.asked == []
+
+
+def test_a_dry_run_says_the_same_and_changes_nothing():
+    queue = Told(outcome("a", 0, Outcome.NEW))
+    cluster = Cluster(nodes=(DESK,))
+    files = Files(
+        queue, cluster=reading(cluster, cluster), manifest=reading(*[Submission(jobs=())] * 2), source="c.yaml"
+    )
+    tried = files.read_again(dry_run=True)
+    assert [type(one) for one in queue.asked] == [Submission]
+    assert isinstance(queue.asked[0], Submission)
+    assert queue.asked[0].dry_run
+    done = files.read_again()
+    assert done.changed == tried.changed == ("desk", "a0")
+    assert queue.asked[-1] == Declare(cluster=cluster, source="c.yaml")
+
+
+def test_what_a_manifest_changed_is_told_job_by_job():
+    queue = Told(
+        outcome("a", 1, Outcome.NEW),
+        outcome("a", 2, Outcome.KNOWN),
+        outcome("b", 0, Outcome.CHANGED, "priority"),
+        outcome("c", 0, Outcome.KEPT),
+        vanished=("d", "e"),
+    )
+    done = Files(queue, manifest=reading(Submission(jobs=()))).read_again()
+    assert done.changed == ("a1", "b0")
+    assert done.notes[:3] == ("a/1: new", "b: changed (priority)", "c: kept")
+    assert "2 pending jobs no longer in the manifest" in done.notes[3]
+    assert lines_of(done) == list(done.notes)
+
+
+def test_without_files_there_is_nothing_to_read_again():
+    done = Files(Told()).read_again()
+    assert lines_of(done) == ["nothing has changed"]
+
+
+def test_a_cluster_is_not_declared_if_the_queue_refuses_the_manifest():
+    class Refusing(Told):
+        def ask(self, command: Command) -> Answer:
+            self.asked.append(command)
+            raise DatabaseTrouble("the disk is full")
+
+    queue = Refusing()
+    files = Files(queue, cluster=reading(Cluster(nodes=(DESK,))), manifest=reading(Submission(jobs=())))
+    with pytest.raises(DatabaseTrouble):
+        files.read_again()
+    assert [type(one) for one in queue.asked] == [Submission]
+
+
+def test_trouble_is_told_with_every_fault():
+    faults = (Fault("c.yaml:2", "host is missing"), Fault("c.yaml:4", "no such key"))
+    lines = trouble_of(ClusterFaults("c.yaml has 2 faults", faults=faults))
+    assert lines == [
+        "c.yaml has 2 faults — everything stays as it was",
+        "c.yaml:2: host is missing",
+        "c.yaml:4: no such key",
+    ]
