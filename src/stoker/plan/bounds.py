@@ -21,6 +21,10 @@ class Bounds:
         """Raise `ValueError` naming the limit that does not hold."""
         if type(value) not in (int, float):
             return
+        ge, le, gt, lt = self.ge, self.le, self.gt, self.lt
+        is_within = (ge is None or value >= ge) and (le is None or value <= le)
+        if is_within and (gt is None or value > gt) and (lt is None or value < lt):
+            return
         for limit, word, holds in (
             (self.ge, "at least", operator.ge),
             (self.gt, "more than", operator.gt),

@@ -15,7 +15,7 @@ from typing import Any
 from stoker.host.durable import read_regular
 from stoker.model.digests import Digest, digest_value
 from stoker.model.errors import StokerError
-from stoker.model.frozen import frozen
+from stoker.model.frozen import fresh, frozen
 from stoker.model.json_text import loads
 from stoker.plan.action import Action
 from stoker.plan.checkpoint_digest import digest_checkpoint
@@ -41,6 +41,8 @@ class Choice:
 
     checkpoint: Checkpoint | None
     refused: tuple[str, ...]
+    said: dict[str, Any] = fresh(factory=dict)
+    """What the trainer wrote down about the one to use."""
 
 
 def resume_key(stage: Stage, action: Action) -> Digest:
@@ -56,7 +58,7 @@ def choose_checkpoint(scratch: str, key: Digest) -> Choice:
     for entry in reversed(_entries(scratch)):
         checkpoint, why = _verified(scratch, entry, key)
         if checkpoint is not None:
-            return Choice(checkpoint=checkpoint, refused=tuple(refused))
+            return Choice(checkpoint=checkpoint, refused=tuple(refused), said=dict(entry))
         refused.append(why)
     return Choice(checkpoint=None, refused=tuple(refused))
 

@@ -139,6 +139,16 @@ def open_scratch(path: str, *, run_id: str, me: ProcessIdentity, clock: Clock) -
     return Scratch(path, mine, clock, goes_on=isinstance(decision, GoOn), why=decision.why)
 
 
+def look_at(path: str) -> Marker | None:
+    """Give who works, or worked, in a scratch folder; nothing if nobody has, or it can't be read."""
+    return _read(path)
+
+
+def hand_over(path: str, *, run_id: str, me: ProcessIdentity, clock: Clock) -> None:
+    """Say of a folder that was filled from elsewhere that a run left it: whoever opens it may go on from there."""
+    _write(path, Marker(status=_LEFT, run_id=run_id, owner=me, heartbeat_s=clock.wall_s()))
+
+
 def scratch_path(root: str, key: Digest) -> str:
     """Name the scratch folder of a piece of work."""
     return os.path.join(root, key)

@@ -31,10 +31,14 @@ class Row:
 
 def add_row(places: Places, fields: dict[str, Any], *, on_step: Callable[[str], None] = NO_STEP) -> None:
     """Write one line, durably."""
-    line = seal(_SEAL, fields)
-    with closing(BriefLocks()) as locks, locks.hold(os.path.join(places.refs, ".lock")), translated(places.index):
-        is_new = not os.path.lexists(places.index)
-        descriptor = os.open(places.index, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    append_line(places.index, seal(_SEAL, fields), lock=os.path.join(places.refs, ".lock"), on_step=on_step)
+
+
+def append_line(path: str, line: bytes, *, lock: str, on_step: Callable[[str], None] = NO_STEP) -> None:
+    """Add a line to a file of lines, durably and alone: whole, or not at all if the disk is full."""
+    with closing(BriefLocks()) as locks, locks.hold(lock), translated(path):
+        is_new = not os.path.lexists(path)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
             size_bytes = os.fstat(descriptor).st_size
             if size_bytes and os.pread(descriptor, 1, size_bytes - 1) != b"\n":
@@ -47,7 +51,7 @@ def add_row(places: Places, fields: dict[str, Any], *, on_step: Callable[[str], 
         finally:
             os.close(descriptor)
         if is_new:
-            sync_dir(places.root)
+            sync_dir(os.path.dirname(path))
 
 
 def read_index(places: Places) -> Iterator[Row]:

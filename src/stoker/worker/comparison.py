@@ -8,10 +8,10 @@ from typing import Any
 from stoker.model.frozen import frozen
 from stoker.model.json_text import dumps
 from stoker.plan.metrics_curves import Point, curves
+from stoker.plan.ranking import Direction, Measure, best_first, measure_for, preference
 from stoker.worker.gathering import Gathered
 from stoker.worker.masking import masked
 from stoker.worker.program_order import RECIPE
-from stoker.worker.ranking import Direction, Measure, best_first, measure_for, preference
 from stoker.worker.settings import is_same_value, own_values
 from stoker.worker.trials import Trial
 

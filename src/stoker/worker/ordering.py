@@ -77,6 +77,11 @@ class Draft:
         """How many points its sweep has."""
         return 1 if self.composed.sweep is None else size(self.composed.sweep)
 
+    @property
+    def name(self) -> str:
+        """What its job is called."""
+        return self.wanted.name or (self.program.name() if self.program else self.recipe.leaf)
+
     def points(self) -> Iterator[Point]:
         """Give its points in order; one without choices if nothing varies."""
         return iter((Point(()),)) if self.composed.sweep is None else points(self.composed.sweep)
@@ -108,6 +113,16 @@ class Made:
     label: str
     point: Mapping[str, Any]
     args: dict[str, Any]
+
+
+@frozen
+class Batch:
+    """The trials of one configuration, before they are compiled."""
+
+    made: tuple[Made, ...]
+    merged: int
+    code: Mapping[str, str]
+    notes: tuple[str, ...]
 
 
 @frozen
@@ -174,7 +189,24 @@ class Desk:
 
     def order_draft(self, draft: Draft) -> Order:
         """Make every trial of a composed configuration, and the plan that they share."""
-        composed, recipe, program = draft.composed, draft.recipe, draft.program
+        program = draft.program
+        batch = self.make_trials(draft)
+        order = self._order_trials(draft.recipe, batch.made, name=draft.name)
+        config = _config_as_json(draft.composed)
+        if program is not None:
+            config |= {"program": list(program.argv), "code": batch.code}
+        return changed(
+            order,
+            merged=batch.merged,
+            papers={CONFIG: dumps(config, indent=1).encode(), **order.papers},
+            program=program,
+            code=batch.code,
+            notes=batch.notes,
+        )
+
+    def make_trials(self, draft: Draft) -> Batch:
+        """Make every trial of a composed configuration, each checked; nothing is compiled yet."""
+        composed, program = draft.composed, draft.program
         distinct = Distinct(
             composed.trials(draft.points()),
             itemgetter(2),
@@ -182,25 +214,17 @@ class Desk:
         )
         files = ProgramFiles(self.folder)
         made = self._made(draft, ((point, values) for (point, values, _), _ in distinct), files)
-        name = draft.wanted.name or (program.name() if program else recipe.leaf)
-        order = self._order_trials(recipe, made, name=name)
         notes = list(draft.notes)
-        config = _config_as_json(composed)
-        digests: dict[str, str] = {}
         if program is not None:
             _, params = split(composed.values, list(draft.schema.leaves))
             given = [*flat(params), *(paths_of(composed.sweep) if composed.sweep else ())]
             notes += program.remarks(given, draft.schema.leaves)
-            digests = {shown: self._digest(path) for shown, path in files.all.items()}
-            config |= {"program": list(program.argv), "code": digests}
         if distinct.merged_count:
             notes.append(_merged_note(distinct.merged_count, distinct.merged[0].label))
-        return changed(
-            order,
+        return Batch(
+            made=tuple(made),
             merged=distinct.merged_count,
-            papers={CONFIG: dumps(config, indent=1).encode(), **order.papers},
-            program=program,
-            code=digests,
+            code={shown: self.digest(path) for shown, path in files.all.items()},
             notes=tuple(notes),
         )
 
@@ -217,7 +241,7 @@ class Desk:
                 raise ArgsFaults(f"{recipe.name} no longer takes these arguments: {faults[0]}", faults=tuple(faults))
             made.append(Made(number=trial.number, label=trial.label, point=trial.point, args=checked))
         order = self._order_trials(recipe, made, name=name)
-        digests = {shown: self._digest(path) for shown, path in files.all.items()}
+        digests = {shown: self.digest(path) for shown, path in files.all.items()}
         return changed(order, program=program, code=digests)
 
     def order_plan_file(self, wanted: Wanted) -> Order:
@@ -228,11 +252,11 @@ class Desk:
         path = wanted.target
         plan = read_plan(path, self.stages())
         _refuse_without_libraries(plan)
-        absolute = self._from_here(path)
+        absolute = self.from_here(path)
         body = plan_to_json(plan)
         for node in plan.nodes:
             # A job is known by what its files hold, not by where they lie.
-            body["nodes"][node.id]["args"] = node.stage.args.identity(node.args, self._digest)
+            body["nodes"][node.id]["args"] = node.stage.args.identity(node.args, self.digest)
         identity = job_id(recipe="plan", schema_version=1, args={"plan": _plain(body)})
         spec = self._spec(name=wanted.name or plan.name, recipe=absolute, args={}, identity=identity)
         return Order(plan=plan, spec=spec)
@@ -275,13 +299,13 @@ class Desk:
         if faults:
             headline = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in the arguments of {recipe.name}"
             raise ArgsFaults(headline, faults=tuple(faults), hint=f"stoker recipes show {recipe.name}")
-        return recipe.args.with_paths(checked, self._from_here) if recipe.args.paths_in(checked) else checked
+        return recipe.args.with_paths(checked, self.from_here) if recipe.args.paths_in(checked) else checked
 
     def _order_trials(self, recipe: Recipe, made: Sequence[Made], *, name: str) -> Order:
         plans, faulty = [], TrialFaults()
         for one in made:
             with faulty.of(one.label):
-                plans.append(self._compile(recipe, one.args))
+                plans.append(self.compile(recipe, one.args))
         faulty.refuse()
         joint = join_plans(plans[0].name, plans, [one.number for one in made])
         _refuse_without_libraries(joint.plan)
@@ -303,7 +327,8 @@ class Desk:
         spec = self._spec(name=name, recipe=recipe.name, args=first.args if is_single else {}, identity=identity)
         return Order(plan=joint.plan, spec=spec, trials=trials, papers={TRIALS: write_trials(trials)})
 
-    def _compile(self, recipe: Recipe, args: Mapping[str, Any]) -> Plan:
+    def compile(self, recipe: Recipe, args: Mapping[str, Any]) -> Plan:
+        """Give the plan of checked arguments."""
         plan = recipe.compile(recipe.args.make(args)) if recipe.args.type else recipe.compile()
         given = plan.node(plan.final).stage.output.ref()
         if given != recipe.output.ref():
@@ -312,7 +337,7 @@ class Desk:
         return plan
 
     def _job_id(self, recipe: Recipe, args: Mapping[str, Any]) -> Digest:
-        identity = recipe.args.identity(args, self._digest)
+        identity = recipe.args.identity(args, self.digest)
         return job_id(recipe=recipe.name, schema_version=recipe.version, args=identity)
 
     def _spec(self, *, name: str, recipe: str, args: dict[str, Any], identity: Digest) -> JobSpec:
@@ -328,10 +353,12 @@ class Desk:
             stoker=self.version,
         )
 
-    def _from_here(self, path: str) -> str:
+    def from_here(self, path: str) -> str:
+        """Give the whole path of one that is meant from the desk's folder."""
         return os.path.normpath(os.path.join(self.folder, path))
 
-    def _digest(self, path: str) -> str:
+    def digest(self, path: str) -> str:
+        """Digest what lies at a path."""
         return digest_path(path, memo=self.memo, clock=self.clock)
 
 

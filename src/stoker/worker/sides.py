@@ -11,10 +11,10 @@ from typing import Any
 from stoker.model.encoding import encode
 from stoker.model.frozen import frozen
 from stoker.plan.code_identity import OWN
+from stoker.plan.ranking import Direction
 from stoker.worker.comparison import COSTS, Comparison, TrialRow, compare_trials
 from stoker.worker.gathering import Gathering
 from stoker.worker.masking import MASK, is_secret
-from stoker.worker.ranking import Direction
 from stoker.worker.settings import Setting
 from stoker.worker.trials import Trial
 

@@ -81,7 +81,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_extremes_and_what_is_not_finite(t
 
 def test_memory_does_not_grow_with_the_number_of_rows(tmp_path: Path) -> None:
     frame = encode_frame(rows_of("x", *((step, float(step)) for step in range(4000))))
-    small, large = a_file(tmp_path / "s.skm", *[frame] * 10), a_file(tmp_path / "l.skm", *[frame] * 40)
+    small, large = a_file(tmp_path / "s.skm", *[frame] * 10), a_file(tmp_path / "l.skm", *[frame] * 25)
 
     def peak_bytes(path: str) -> int:
         tracemalloc.start()

@@ -17,7 +17,7 @@ from stoker.store.bundle.packing import Bundle, Source, pack
 from stoker.store.local import LocalStore
 from stoker.store.memo import stamp_of
 from stoker.store.records import Record
-from stoker.store.results import Part
+from stoker.store.results import SIDECAR, Part
 from stoker.store.trees import Heed
 
 
@@ -26,11 +26,13 @@ def write_bundle(store: LocalStore, parts: list[Part], path: str, *, heed: Heed)
 
     `heed` is told of every byte of the archive. `CorruptBytes` if bytes of a part are not in the store, or change.
     """
-    sources = [_below(part.folder, source) for part in parts for source in _sources(store, part.record)]
+    placed = [_below(part.folder, source) for part in parts for source in _sources(store, part.record)]
+    # As `lay_out` does: the later of two stands, and a list of ours at the top is no part of a result.
+    sources = {source.entry.path: source for source in placed if source.entry.path != SIDECAR}
     with translated(path):
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     with writing(path, mode=0o666) as file:
-        return pack(sources, file, heed=heed)
+        return pack(list(sources.values()), file, heed=heed)
 
 
 def _below(folder: str, source: Source) -> Source:

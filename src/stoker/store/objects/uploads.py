@@ -8,6 +8,7 @@ is there, after a power cut only the durable ones are trusted. Bytes are judged 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -17,7 +18,7 @@ from stoker.host.identity import mine
 from stoker.host.lockfile import Lock
 from stoker.model.clock import Clock
 from stoker.model.digests import Digest, is_digest
-from stoker.model.errors import BadInput, HashMismatch, LockHeld, NotFound, Refused
+from stoker.model.errors import BadInput, HashMismatch, LocalFile, LockHeld, NotFound, Refused
 from stoker.model.frozen import changed
 from stoker.store.objects.seam import Upload
 from stoker.store.places import Places, names_in
@@ -109,7 +110,8 @@ class LocalUploads:
         try:
             with Lock(os.path.join(folder, "lock"), "sweep stale uploads", wait_s=0.0, clock=self._clock):
                 return _last_touched_s(folder) <= before_s and remove_tree(folder)
-        except LockHeld:
+        except (LockHeld, LocalFile):
+            # Somebody adds to it, or has just finished it.
             return False
 
     @contextlib.contextmanager
@@ -169,6 +171,9 @@ def _pour(stream: BinaryIO, file: BinaryIO, start: int, upload: Upload) -> None:
 
 
 def _last_touched_s(folder: str) -> float:
+    if not os.path.isdir(folder):
+        # Finished between two looks: nobody left it behind.
+        return math.inf
     newest_s = 0.0
     for name in ("", "about.json", "part"):
         with contextlib.suppress(OSError):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from stoker.model.errors import NotFound
-from stoker.worker.ranking import Direction, Measure, best_first, known_direction, measure_for, preference
+from stoker.plan.ranking import Direction, Measure, best_first, known_direction, measure_for, preference
 
 SMALLER, LARGER = Direction.SMALLER, Direction.LARGER
 

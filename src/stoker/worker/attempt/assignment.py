@@ -1,0 +1,99 @@
+"""What a keeper hands to the child that runs one attempt: one line on its standard input, and a lease file.
+
+The lease file says until when the attempt may run. The keeper writes it with every renewal, the child reads it: so a
+job ends with its lease even if its keeper was killed or stands still.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import Any
+
+from stoker.host.durable import read_regular, translated
+from stoker.model.frozen import fields_of, fresh, frozen
+from stoker.model.json_text import dumps, loads
+from stoker.model.leases import Partition
+
+_LARGEST_BYTES = 200
+
+
+@frozen
+class JobBrief:
+    """What an attempt's child has to know of its job, without the wire's libraries: it has to be ready in no time."""
+
+    job: str
+    attempt: int
+    epoch: int
+    generation: int
+    name: str
+    number: int
+    label: str
+    point: dict[str, Any]
+    recipe: str
+    schema_version: int
+    args: dict[str, Any]
+    seed: int | None
+    folder: str
+    timeout_s: float | None
+    devices: list[str]
+    is_shared: bool
+    vram_bytes: int
+
+
+@frozen
+class Assignment:
+    """One attempt, for its child."""
+
+    job: JobBrief
+    run: str
+    """What its folder in `runs/` is called."""
+    lease_path: str
+    coordinator: str = ""
+    worker: str = ""
+    grace_s: float = 10.0
+    environment: dict[str, str] = fresh(factory=dict)
+    """Variables that are added for this attempt."""
+
+    def to_line(self) -> bytes:
+        """Give it as one line."""
+        return dumps({**fields_of(self), "job": fields_of(self.job)}).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Assignment:
+        """Read what `to_line` gave. Raises `ValueError`, `KeyError` or `TypeError` on anything else."""
+        raw: dict[str, Any] = loads(line)
+        return cls(**{**raw, "job": JobBrief(**raw["job"])})
+
+
+class LeaseFile:
+    """Until when an attempt may run, on the clock that also counts suspend."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def write(self, ends_s: float, partition: Partition) -> None:
+        """Say it anew. Readers see the old line or the new one; it need not survive a power cut, nothing else does."""
+        with translated(self.path):
+            os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
+            fresh_path = f"{self.path}.new"
+            with open(fresh_path, "w", encoding="ascii") as file:
+                file.write(f"{ends_s:.6f} {partition}\n")
+            os.replace(fresh_path, self.path)
+
+    def remove(self) -> None:
+        """Take the right to run away; who still runs ends."""
+        with suppress(FileNotFoundError):
+            os.unlink(self.path)
+
+    def why_over(self, now_s: float) -> str:
+        """Say why whoever runs under it has to end; nothing if it may go on."""
+        try:
+            ends, partition = read_regular(self.path, _LARGEST_BYTES).decode("ascii").split()
+            if partition == Partition.KEEP or now_s < float(ends):
+                return ""
+        except FileNotFoundError:
+            return "its worker has let go of it"
+        except (OSError, ValueError):
+            return "nobody can say how long its lease lasts"
+        return "its lease is over, and nobody renewed it"

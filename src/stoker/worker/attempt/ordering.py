@@ -1,0 +1,84 @@
+"""From an assignment to an order that can run here: arguments that were checked at submission, today's code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.model.digests import Digest
+from stoker.model.fleet_errors import VersionSkew
+from stoker.model.frozen import changed
+from stoker.model.json_text import dumps
+from stoker.plan.recipe import Recipe
+from stoker.plan.sweep_plan import TrialNodes
+from stoker.worker.attempt.assignment import Assignment, JobBrief
+from stoker.worker.job_folder import JobSpec
+from stoker.worker.ordering import CONFIG, Desk, Order
+from stoker.worker.program_order import RECIPE, ProgramWords
+from stoker.worker.trials import Trial
+
+
+def order_assignment(desk: Desk, assignment: Assignment) -> Order:
+    """Take the order that an assignment is. Raises `StokerError` if this machine can't do it as it was meant."""
+    brief = assignment.job
+    recipe = desk.catalogue.load(brief.recipe)
+    if recipe.version != brief.schema_version:
+        raise VersionSkew(
+            f"{brief.recipe} is of version {recipe.version} here, and the job was made for {brief.schema_version}",
+            hint="install the same version of its cookbook everywhere",
+        )
+    args = _args_here(recipe, brief)
+    program: ProgramWords | None = None
+    if recipe.name == RECIPE:
+        program = desk.program_words(tuple(map(str, args.get("argv", ()))), brief.folder, at_once=1)
+        args["folder"] = brief.folder
+    # On its own it is no sweep: its result lies at the top of its bundle, wherever its label puts that later.
+    trial = Trial(
+        number=brief.number or 1,
+        label="",
+        point=brief.point,
+        args=args,
+        job_id=Digest(brief.job),
+        nodes=TrialNodes(final="", keep=(), nodes=()),
+    )
+    order = desk.order_again(recipe, [trial], name=brief.name, program=program)
+    papers = dict(order.papers)
+    if program is not None:
+        config = {"v": 1, "program": list(program.argv), "code": dict(order.code)}
+        papers[CONFIG] = dumps(config, indent=1).encode()
+    return changed(order, spec=spec_of(order.spec, assignment), papers=papers)
+
+
+def spec_of(spec: JobSpec, assignment: Assignment) -> JobSpec:
+    """Give the spec of an assignment's attempt: under the job's own id, with where it belongs."""
+    brief = assignment.job
+    told = {
+        "job": brief.job,
+        "number": brief.number,
+        "label": brief.label,
+        "attempt": brief.attempt,
+        "epoch": brief.epoch,
+        "generation": brief.generation,
+        "coordinator": assignment.coordinator,
+        "worker": assignment.worker,
+    }
+    return changed(
+        spec,
+        attempt=assignment.run,
+        job_id=Digest(brief.job),
+        folder=brief.folder or spec.folder,
+        options={**spec.options, "fleet": told},
+    )
+
+
+def _args_here(recipe: Recipe, brief: JobBrief) -> dict[str, Any]:
+    """Give a job's arguments with what placement decided: none of it changes what is made."""
+    args = dict(brief.args)
+    if brief.seed is not None and "seed" in recipe.args.specs:
+        args.setdefault("seed", brief.seed)
+    if recipe.name == RECIPE:
+        args["gpus"] = len(brief.devices)
+        if not brief.devices:
+            args |= {"vram": "", "shares": False}
+        elif brief.is_shared and brief.vram_bytes:
+            args |= {"vram": str(brief.vram_bytes), "shares": True}
+    return args

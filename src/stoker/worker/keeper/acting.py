@@ -1,0 +1,284 @@
+"""Does what was decided: threads, children, files and questions. Decides nothing; what comes of it is reported.
+
+Nothing here keeps the keeper's loop waiting: what takes time has a thread of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from stoker.host.identity import ProcessIdentity
+from stoker.model.errors import StokerError
+from stoker.model.frozen import changed, frozen
+from stoker.model.leases import Token
+from stoker.wire.leasing import LeaseReport, Measured
+from stoker.worker.keeper.checking import Refusal
+from stoker.worker.keeper.courier import Courier, Post
+from stoker.worker.keeper.happenings import Began, Ended, Happening, NotBegun, Stopped
+from stoker.worker.keeper.hearing import Heard, Hearing
+from stoker.worker.keeper.instructions import (
+    AskForWork,
+    Begin,
+    CallBack,
+    Forget,
+    Greet,
+    Instruction,
+    Renew,
+    Send,
+    Stop,
+    Tell,
+    TellStart,
+)
+from stoker.worker.keeper.journal import Journal
+from stoker.worker.keeper.questions import Asked, Questions, told_as_bug
+from stoker.worker.keeper.state import COORDINATOR, Keeping, Lease, Phase
+from stoker.worker.keeper.underway import Site, Underway
+from stoker.worker.shipping.checkpoint_arrival import bring_checkpoint
+from stoker.worker.shipping.line import Passage
+
+_IDLE_WAIT_S = 1.0
+"""Who ends when nothing is left does not wait long for something to come."""
+_EARLIER = "an-earlier-attempt"
+"""Who left a checkpoint that comes from the coordinator: on which machine does not matter."""
+
+
+@frozen
+class Hands:
+    """What acting works with."""
+
+    site: Site
+    questions: Questions
+    post: Post
+    journal: Journal
+    incarnation: str
+    report: Callable[[Happening], None]
+    tell: Callable[[str, dict[str, object]], None]
+    claim_wait_s: Callable[[], float]
+
+
+class Acting:
+    """The doing half of a keeper. The loop calls `perform`; threads of its own read what is known."""
+
+    def __init__(self, hands: Hands, keeping: Keeping) -> None:
+        self._hands = hands
+        self.keeping = keeping
+        """What is known now; replaced by the loop, read from everywhere."""
+        self._attempts: dict[Token, tuple[Underway, Courier]] = {}
+        self._hearings: dict[Token, Hearing] = {}
+        self._writing = threading.Lock()
+
+    def adopt(self, lease: Lease) -> None:
+        """Go on with an attempt that an earlier keeper began."""
+        underway, _ = self._new(lease)
+        if lease.child is not None:
+            underway.adopt(lease.run, lease.child)
+            self._watch(lease.token, underway)
+
+    def note(self, keeping: Keeping) -> None:
+        """Take in what is known now, and write down what a successor has to know."""
+        before, self.keeping = self.keeping, keeping
+        if before.leases is keeping.leases:
+            return
+        with suppress(StokerError):
+            for token, lease in keeping.leases.items():
+                known = before.leases.get(token)
+                if lease.run and (known is None or known.ends_s != lease.ends_s or not known.run):
+                    self._hands.journal.lease_file(lease.run).write(lease.ends_s, lease.grant.on_partition)
+            self.write_down()
+
+    def write_down(self) -> None:
+        """Write down what is held, and for whom."""
+        self._write_journal()
+
+    def perform(self, instruction: Instruction) -> None:
+        """Do one thing, or begin to."""
+        match instruction:
+            case Greet() | AskForWork() | CallBack() | Renew():
+                self._ask(instruction)
+            case Begin(token=token):
+                self._begin(token)
+            case TellStart(token=token):
+                self._tell_start(token)
+            case Stop(token=token, grace_s=grace_s):
+                self._stop(token, grace_s)
+            case Send(token=token, last=last, end=end):
+                self._attempt(token)[1].send(last, end)
+            case Forget(token=token):
+                self._forget(token)
+            case Tell(kind=kind, fields=fields):
+                self._hands.tell(kind, fields)
+
+    def keep_warm(self) -> None:
+        """See that a child is ready for the next assignment, while there is room for one."""
+        keeping = self.keeping
+        if keeping.is_known and keeping.free_slots and not keeping.closed:
+            with suppress(StokerError):
+                self._hands.site.nursery.keep_spare()
+
+    def close(self) -> None:
+        """Let go of everything; what is held has been given back."""
+        self._hands.questions.close()
+        for _, courier in self._attempts.values():
+            courier.close()
+        self._hands.site.nursery.close()
+
+    def may_speak(self, token: Token) -> bool:
+        """Whether a lease is ours by our own clock, at this very moment."""
+        lease = self.keeping.leases.get(token)
+        if lease is None:
+            return False
+        is_over = lease.is_over or self._hands.site.clock.boottime_s() >= lease.ends_s
+        return lease.is_harmless or not is_over
+
+    def _new(self, lease: Lease) -> tuple[Underway, Courier]:
+        hands = self._hands
+        made = (Underway(hands.site, lease.grant, hands.journal.lease_file), Courier(hands.post, lease.grant))
+        self._attempts[lease.token] = made
+        return made
+
+    def _attempt(self, token: Token) -> tuple[Underway, Courier]:
+        found = self._attempts.get(token)
+        return self._new(self.keeping.leases[token]) if found is None else found
+
+    def _ask(self, instruction: Greet | AskForWork | CallBack | Renew) -> None:
+        questions = self._hands.questions
+        match instruction:
+            case Greet():
+                questions.greet()
+            case CallBack():
+                questions.call_back()
+            case Renew():
+                questions.renew(self._reports, self._measured)
+            case AskForWork(most=most):
+                self._ask_for_work(most)
+
+    def _ask_for_work(self, most: int) -> None:
+        keeping = self.keeping
+        is_brief = keeping.wishes.until_idle and most > 0
+        # Its times count from its beginning: a long question would eat up a short lease.
+        wait_s = min(self._hands.claim_wait_s(), keeping.lease_s / 3)
+        wait_s = min(wait_s, _IDLE_WAIT_S) if is_brief else wait_s
+        said = Asked(most=most, wait_s=wait_s, measured=self._measured, stopping=self._stopping, looks_around=is_brief)
+        self._hands.questions.claim(said)
+
+    def _stopping(self) -> tuple[str, ...]:
+        """Name the jobs that are on their way to an end."""
+        return tuple(lease.grant.job for lease in self.keeping.leases.values() if lease.last is not None)
+
+    def _begin(self, token: Token) -> None:
+        underway, _ = self._attempt(token)
+        lease = self.keeping.leases[token]
+        self._in_thread(lambda: self._begin_now(lease, underway))
+
+    def _begin_now(self, lease: Lease, underway: Underway) -> None:
+        def write_down(run: str, child: ProcessIdentity) -> None:
+            self._write_journal(changed(lease, run=run, child=child))
+
+        token = lease.token
+        try:
+            begun = told_as_bug(lambda: underway.begin(lease.ends_s, lambda stop: self._bring(lease, stop), write_down))
+        except StokerError as error:
+            begun = Refusal(reason="start", message=str(error))
+        now_s = self._hands.site.clock.boottime_s()
+        if isinstance(begun, Refusal):
+            self._hands.report(NotBegun(now_s=now_s, token=token, reason=begun.reason, message=begun.message))
+        elif begun is not None:
+            self._hands.report(Began(now_s=now_s, token=token, child=begun, run=underway.run))
+            self._hands.report(Ended(now_s=self._hands.site.clock.boottime_s(), token=token, end=underway.wait()))
+
+    def _bring(self, lease: Lease, stop: threading.Event) -> None:
+        """Bring the checkpoint that an earlier attempt left; without it, the attempt begins anew."""
+        granted = lease.grant.checkpoint
+        if granted is None:
+            return
+        post = self._hands.post
+        passage = Passage(line=post.line, stop=stop, clock=post.clock)
+        try:
+            arrived = told_as_bug(lambda: bring_checkpoint(passage, granted, post.scratch, run_id=_EARLIER))
+        except StokerError as error:
+            self._hands.tell("checkpoint_missing", {"job": lease.grant.name, "why": str(error)})
+        else:
+            self._hands.tell("checkpoint", {"job": lease.grant.name, "why": arrived.why, "placed": arrived.is_placed})
+
+    def _watch(self, token: Token, underway: Underway) -> None:
+        def wait() -> None:
+            end = underway.wait()
+            self._hands.report(Ended(now_s=self._hands.site.clock.boottime_s(), token=token, end=end))
+
+        self._in_thread(wait)
+
+    def _tell_start(self, token: Token) -> None:
+        underway, courier = self._attempt(token)
+        courier.follow(underway.folder)
+        courier.tell_start(underway.run)
+        self._hearings[token] = Hearing(underway.folder.status_path)
+
+    def _stop(self, token: Token, grace_s: float) -> None:
+        underway, _ = self._attempt(token)
+
+        def stop() -> None:
+            end = underway.stop(grace_s)
+            self._hands.report(Stopped(now_s=self._hands.site.clock.boottime_s(), token=token, end=end))
+
+        self._in_thread(stop)
+
+    def _forget(self, token: Token) -> None:
+        underway, courier = self._attempts.pop(token, (None, None))
+        hearing = self._hearings.pop(token, None)
+        if hearing is not None:
+            hearing.close()
+        if courier is not None:
+            self._in_thread(courier.close)
+        if underway is not None:
+            underway.forget()
+
+    def _reports(self, now_s: float) -> tuple[LeaseReport, ...]:
+        """Say of each lease how it stands; of one that is over by our own clock only if its job keeps on."""
+        reports = []
+        for token, lease in list(self.keeping.leases.items()):
+            if now_s >= lease.ends_s and not lease.keeps_on:
+                continue
+            reports.append(self._report_of(token, lease))
+        return tuple(reports)
+
+    def _report_of(self, token: Token, lease: Lease) -> LeaseReport:
+        found, hearing = self._attempts.get(token), self._hearings.get(token)
+        runs = lease.phase in (Phase.RUNNING, Phase.STOPPING)
+        heard = Heard() if hearing is None else hearing.look()
+        return LeaseReport(
+            job=token.job,
+            attempt=token.attempt,
+            epoch=token.epoch,
+            generation=token.generation,
+            is_alive=not runs or (found is not None and found[0].is_alive()),
+            step=heard.step,
+            of=heard.of,
+            metrics=heard.metrics,
+            stage=heard.stage,
+            says=_says(lease, heard),
+        )
+
+    def _measured(self) -> Measured:
+        own = {by: why for by, why in self.keeping.closed.items() if by != COORDINATOR}
+        return self._hands.site.machine.measured(own)
+
+    def _write_journal(self, also: Lease | None = None) -> None:
+        with self._writing:
+            leases = dict(self.keeping.leases)
+            if also is not None:
+                leases[also.token] = also
+            self._hands.journal.write(
+                incarnation=self._hands.incarnation, coordinator=self._hands.site.coordinator, leases=leases.values()
+            )
+
+    def _in_thread(self, act: Callable[[], None]) -> None:
+        threading.Thread(target=act, name="stoker-attempt", daemon=True).start()
+
+
+def _says(lease: Lease, heard: Heard) -> str:
+    """Give a line for people; that it has not started yet, its state tells better."""
+    if lease.phase is Phase.RUNNING:
+        return heard.says
+    return "" if lease.phase is Phase.STARTING else str(lease.phase)

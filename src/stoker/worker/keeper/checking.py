@@ -1,0 +1,78 @@
+"""The second look before a start: what was granted from an older picture of this machine may not fit it now. Pure."""
+
+from __future__ import annotations
+
+from stoker.hardware.admission import Memory
+from stoker.model.frozen import frozen
+from stoker.model.units import format_size
+from stoker.wire.leasing import Grant
+
+LEAST_FREE_BYTES = 256 * 1024 * 1024
+"""Of disk: with less, a worker takes no work, and starts none."""
+
+
+@frozen
+class Look:
+    """What was seen just now of what a job needs."""
+
+    memory: Memory
+    disk_free_bytes: int | None
+    recipe_version: int | None
+    """None: this machine has no recipe of that name."""
+    recipe_trouble: str = ""
+    missing_folder: str = ""
+    missing_program: str = ""
+    """Why what it is to run with can't be found."""
+    missing_secrets: tuple[str, ...] = ()
+    device_trouble: str = ""
+
+
+@frozen
+class Refusal:
+    """Why it is not started here: a word for machines, a line for people."""
+
+    reason: str
+    message: str
+
+
+def why_not(grant: Grant, look: Look) -> Refusal | None:
+    """Say why a job does not start here and now; nothing if it does."""
+    checks = (_recipe, _surroundings, _room)
+    return next((found for found in (check(grant, look) for check in checks) if found is not None), None)
+
+
+def _recipe(grant: Grant, look: Look) -> Refusal | None:
+    if look.recipe_version is None:
+        return Refusal(reason="recipe", message=look.recipe_trouble or f"there is no recipe {grant.recipe} here")
+    if look.recipe_version != grant.schema_version:
+        versions = f"version {look.recipe_version} here, made for {grant.schema_version}"
+        return Refusal(reason="recipe_version", message=f"{grant.recipe} is of {versions}")
+    return None
+
+
+def _surroundings(_grant: Grant, look: Look) -> Refusal | None:
+    if look.missing_folder:
+        return Refusal(reason="folder", message=f"there is no folder {look.missing_folder} here")
+    if look.missing_program:
+        return Refusal(reason="program", message=look.missing_program)
+    if look.missing_secrets:
+        listed = ", ".join(look.missing_secrets)
+        return Refusal(reason="secrets", message=f"not set in this worker's environment: {listed}")
+    return None
+
+
+def _room(grant: Grant, look: Look) -> Refusal | None:
+    if full := why_closed(look.disk_free_bytes):
+        return Refusal(reason="disk", message=full)
+    available_bytes = look.memory.available_bytes
+    if available_bytes is not None and available_bytes < grant.ram_bytes:
+        needs = f"it needs {format_size(grant.ram_bytes)} of memory"
+        return Refusal(reason="memory", message=f"{needs}, {format_size(available_bytes)} are free now")
+    return Refusal(reason="device", message=look.device_trouble) if look.device_trouble else None
+
+
+def why_closed(disk_free_bytes: int | None) -> str:
+    """Say why a machine takes no work at all; nothing if it does."""
+    if disk_free_bytes is None or disk_free_bytes >= LEAST_FREE_BYTES:
+        return ""
+    return f"its disk is full: {format_size(disk_free_bytes)} are free, {format_size(LEAST_FREE_BYTES)} are the least"

@@ -1,0 +1,247 @@
+"""What an attempt made and what is said of it, on their way to the coordinator: in order, and as often as it takes.
+
+Bytes, then name: logs and metrics are mirrored and the bundle lies with the coordinator before the word that points at
+it is said. A word is only said while the lease is ours by our own clock. Whoever is told that an attempt is no longer
+its own says nothing more.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from stoker.host.durable import remove_tree, translated
+from stoker.model.clock import Clock
+from stoker.model.errors import BadInput, Bug, Refused, StokerError
+from stoker.model.fleet_errors import Conflict, NotAllowed, VersionSkew
+from stoker.model.frozen import frozen
+from stoker.model.leases import Token
+from stoker.model.lifecycle import JobState
+from stoker.model.printable import one_line
+from stoker.model.retry import Cause
+from stoker.store.local import LocalStore
+from stoker.wire.leasing import CancelConfirmed, Decline, Fail, Grant, Release, Start
+from stoker.worker.job_folder import JobFolder
+from stoker.worker.keeper.ending import AttemptEnd
+from stoker.worker.keeper.happenings import Fatal, Happening, Settled, WentStale
+from stoker.worker.keeper.lines import Coordinator
+from stoker.worker.keeper.state import LastWord, Word
+from stoker.worker.keeper.wording import finish_of
+from stoker.worker.shipping.bundles import pack_result
+from stoker.worker.shipping.checkpoints import CheckpointShipper, WatchedScratch
+from stoker.worker.shipping.line import FleetLine, Passage
+from stoker.worker.shipping.mirror import Mirror
+from stoker.worker.shipping.pauses import Pauses
+from stoker.worker.shipping.sending import Archive, Sent, send
+
+DRAIN_S = 30.0
+"""How long a release or a cancellation waits for the rest of logs and checkpoints."""
+_LOOK_AGAIN_S = 0.2
+_DRAIN_TURN_S = 1.0
+_LONGEST_MESSAGE = 3900
+_LONGEST_HINT = 1900
+_MOST_REFUSALS = 3
+
+
+@frozen
+class Post:
+    """What couriers have in common."""
+
+    words: Coordinator
+    line: FleetLine
+    """For bytes, silent while it may not speak."""
+    store: Callable[[], LocalStore]
+    scratch: str
+    spool: str
+    clock: Clock
+    may_speak: Callable[[Token], bool]
+    """Whether an attempt's lease is ours by our own clock, at this very moment."""
+    report: Callable[[Happening], None]
+    worker: str
+
+
+class Courier:
+    """Speaks for one attempt, from a thread of its own."""
+
+    def __init__(self, post: Post, grant: Grant) -> None:
+        self._post = post
+        self._grant = grant
+        self._token = grant.token()
+        self._fence = {"attempt": grant.attempt, "epoch": grant.epoch, "generation": grant.generation}
+        self._orders: queue.SimpleQueue[tuple[threading.Event, Callable[[], None]] | None] = queue.SimpleQueue()
+        # Each is set once its order is no longer wanted.
+        self._unwanted: list[threading.Event] = []
+        self._stop = threading.Event()
+        self._mirror: Mirror | None = None
+        self._checkpoints: CheckpointShipper | None = None
+        self._folder: JobFolder | None = None
+        self._thread = threading.Thread(target=self._work, name="stoker-courier", daemon=True)
+        self._thread.start()
+
+    def follow(self, folder: JobFolder) -> None:
+        """Begin to mirror what an attempt writes, and to ship what it saves."""
+        post = self._post
+        self._folder = folder
+        self._mirror = Mirror(folder.path, self._token, post.line, clock=post.clock)
+        self._mirror.begin()
+        watched = WatchedScratch(root=post.scratch, run_id=folder.attempt, spool=post.spool)
+        self._checkpoints = CheckpointShipper(watched, self._token, post.line, clock=post.clock)
+        self._checkpoints.begin()
+
+    def tell_start(self, run: str) -> None:
+        """Say that it runs."""
+        said = Start(**self._fence, run=run)
+        self._order(lambda: self._tell_start(said))
+
+    def send(self, last: LastWord, end: AttemptEnd | None) -> None:
+        """Send what it made and say the last word; what was to be sent before is no longer wanted."""
+        for event in self._unwanted:
+            event.set()
+        stop = self._order(lambda: self._conclude(last, end))
+        self._unwanted.append(stop)
+
+    def close(self) -> None:
+        """Say and send nothing more."""
+        for event in (*self._unwanted, self._stop):
+            event.set()
+        self._orders.put(None)
+        for follower in (self._mirror, self._checkpoints):
+            if follower is not None:
+                follower.close()
+
+    def _order(self, act: Callable[[], None]) -> threading.Event:
+        stop = threading.Event()
+        self._orders.put((stop, act))
+        return stop
+
+    def _work(self) -> None:
+        while (order := self._orders.get()) is not None:
+            self._stop, act = order
+            try:
+                act()
+            except StokerError as error:
+                self._give_up(error)
+            except Exception as problem:  # noqa: BLE001 - a bug of ours must not keep a lease for ever
+                self._give_up(Bug(f"{type(problem).__name__}: {problem}"))
+
+    def _give_up(self, error: StokerError) -> None:
+        if isinstance(error, VersionSkew | NotAllowed):
+            self._post.report(Fatal(now_s=self._post.clock.boottime_s(), error=error))
+            return
+        if not isinstance(error, Refused):
+            # A bug, or bytes that do not hold: it is heard of now, and not when the lease ends.
+            with suppress(Exception):
+                why = f"its worker could not bring it to an end: {error}"
+                self._fail(Cause.IO, why, hint=error.hint, end=AttemptEnd(state=JobState.FAILED, exit_code=1))
+        self._post.report(WentStale(now_s=self._post.clock.boottime_s(), token=self._token, message=str(error)))
+
+    def _tell_start(self, said: Start) -> None:
+        self._say(lambda: self._post.words.start(self._token.job, said))
+
+    def _conclude(self, last: LastWord, end: AttemptEnd | None) -> None:
+        if last.word is Word.FINISH and end is not None and self._folder is not None:
+            is_said = self._finish(self._folder, end)
+        elif last.word is Word.FAIL and end is not None:
+            self._drain(wait_s=None)
+            is_said = self._fail(end.cause, end.message, hint=end.hint, end=end)
+        else:
+            is_said = self._give_back(last)
+        if is_said:
+            self._post.report(Settled(now_s=self._post.clock.boottime_s(), token=self._token))
+
+    def _give_back(self, last: LastWord) -> bool:
+        words, job, why = self._post.words, self._token.job, one_line(last.why, _LONGEST_HINT)
+        if last.word is Word.DECLINE:
+            declined = Decline(**self._fence, reason=last.reason or "declined", message=why)
+            return self._say(lambda: words.decline(job, declined))
+        if last.word is Word.CANCELLED:
+            self._drain(wait_s=DRAIN_S)
+            confirmed = CancelConfirmed(**self._fence, why=why)
+            return self._say(lambda: words.cancelled(job, confirmed))
+        if self._checkpoints is not None:
+            self._checkpoints.settle(self._post.clock.monotonic_s() + DRAIN_S)
+        self._drain(wait_s=DRAIN_S)
+        released = Release(**self._fence, why=why)
+        return self._say(lambda: words.release(job, released))
+
+    def _finish(self, folder: JobFolder, end: AttemptEnd) -> bool:
+        self._drain(wait_s=None)
+        refusals = 0
+        while True:
+            try:
+                archive = self._pack(folder)
+            except StokerError as error:
+                # What it made is no longer whole here, or there is no room to pack it: it has to be made again.
+                return self._fail(Cause.IO, f"its result can't be packed: {error}", hint=error.hint, end=end)
+            try:
+                return self._finish_with(folder, end, archive)
+            except Conflict:
+                # It is said to have no such bytes, though they were sent: it may have lost them.
+                refusals += 1
+                if refusals == _MOST_REFUSALS:
+                    raise
+            finally:
+                remove_tree(archive.path)
+
+    def _pack(self, folder: JobFolder) -> Archive:
+        spool = self._post.spool
+        with translated(spool):
+            os.makedirs(spool, mode=0o700, exist_ok=True)
+        return pack_result(self._post.store(), folder, spool)
+
+    def _finish_with(self, folder: JobFolder, end: AttemptEnd, archive: Archive) -> bool:
+        post = self._post
+        if send(Passage(line=post.line, stop=self._stop, clock=post.clock), archive) is Sent.STOPPED:
+            return False
+        said = finish_of(self._grant, folder, end, archive, store=post.store(), worker=post.worker)
+        return self._say(lambda: post.words.finish(self._token.job, said))
+
+    def _fail(self, cause: Cause, message: str, *, hint: str, end: AttemptEnd) -> bool:
+        said = Fail(
+            **self._fence,
+            cause=str(cause),
+            message=one_line(message, _LONGEST_MESSAGE),
+            hint=one_line(hint, _LONGEST_HINT),
+            error=dict(end.error),
+            exit_code=end.exit_code or 1,
+            seconds=max(0.0, end.seconds),
+        )
+        return self._say(lambda: self._post.words.fail(self._token.job, said))
+
+    def _drain(self, wait_s: float | None) -> None:
+        """Bring the rest of logs and metrics; without a limit, until it is there or no longer wanted."""
+        if self._checkpoints is not None:
+            self._checkpoints.close()
+        mirror, clock = self._mirror, self._post.clock
+        if mirror is None:
+            return
+        until_s = None if wait_s is None else clock.monotonic_s() + wait_s
+        while not self._stop.is_set():
+            turn_s = clock.monotonic_s() + _DRAIN_TURN_S
+            if mirror.drain(turn_s if until_s is None else min(turn_s, until_s)):
+                return
+            if mirror.ended_by is not None:
+                raise mirror.ended_by
+            if until_s is not None and clock.monotonic_s() >= until_s:
+                return
+
+    def _say(self, say: Callable[[], object]) -> bool:
+        """Say it until it is heard; false if it is no longer wanted. Raises what says that it never will be."""
+        pauses = Pauses()
+        while not self._stop.is_set():
+            if not self._post.may_speak(self._token):
+                # The lease is renewed in a moment, or somebody decides that it is over.
+                self._stop.wait(_LOOK_AGAIN_S)
+                continue
+            try:
+                say()
+            except (Refused, BadInput):
+                raise
+            except StokerError:
+                self._stop.wait(pauses.failed())
+            else:
+                return True
+        return False

@@ -1,0 +1,278 @@
+"""The keeper's loop: what happened, what follows from it, doing it. Nothing in it waits for a network or a child."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+from stoker.host.durable import translated
+from stoker.host.identity import is_alive, mine
+from stoker.host.lockfile import Lock
+from stoker.host.processes import stop_group
+from stoker.model.clock import Clock
+from stoker.model.errors import Cancelled, LockHeld, ProcessLost, StokerError, Terminated
+from stoker.model.frozen import frozen
+from stoker.model.leases import Token
+from stoker.store.local import LocalStore
+from stoker.wire.leasing import Hello
+from stoker.worker.job_folder import JobFolder
+from stoker.worker.keeper.acting import Acting, Hands
+from stoker.worker.keeper.adopting import Inheritance, inherit
+from stoker.worker.keeper.checking import why_closed
+from stoker.worker.keeper.courier import Post
+from stoker.worker.keeper.deciding import decide
+from stoker.worker.keeper.happenings import AskedToEnd, Closed, Greeted, Happening, Ticked
+from stoker.worker.keeper.instructions import Exit, Greet, Instruction, TellStart
+from stoker.worker.keeper.journal import Journal, Written
+from stoker.worker.keeper.lines import Guarded, Lines
+from stoker.worker.keeper.machine import Machine
+from stoker.worker.keeper.nursery import Nursery
+from stoker.worker.keeper.owner_pause import read_pause
+from stoker.worker.keeper.questions import Questions
+from stoker.worker.keeper.state import Keeping, Leaving, Wishes
+from stoker.worker.keeper.underway import Site
+from stoker.worker.stopping import stop_job
+
+OWNER, DISK = "owner", "disk"
+_TICK_S = 0.25
+_LOOK_EVERY_S = 1.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@frozen
+class Worker:
+    """Everything that one worker is made of, handed in."""
+
+    name: str
+    wishes: Wishes
+    slots: int | None
+    """As asked for; nothing: as the coordinator's cluster file says."""
+    declared: dict[str, Any]
+    version: str
+    lines: Lines
+    machine: Machine
+    argv: tuple[str, ...]
+    """What an attempt's child is started with."""
+    folder: str
+    """Where it starts."""
+    state: str
+    """Below it lie the worker's own files, and its owner's wishes."""
+    place: str
+    """The folder of the worker's own files."""
+    runs: str
+    scratch: str
+    store: Callable[[], LocalStore]
+    clock: Clock
+    entropy: Callable[[], int]
+    new_word: Callable[[], str]
+    tell: Callable[[str, dict[str, Any]], None]
+
+
+def keep(worker: Worker) -> int:
+    """Work until there is a reason to end; give the exit code. Raises `LockHeld` if the name is taken here."""
+    journal = Journal(worker.place)
+    with translated(worker.place):
+        os.makedirs(worker.place, mode=0o700, exist_ok=True)
+    lock = Lock(journal.lock_path, f"worker {worker.name}", wait_s=0.0, clock=worker.clock)
+    try:
+        lock.acquire()
+    except LockHeld as error:
+        message = f"a worker called {worker.name} already works here: {error}"
+        raise LockHeld(message, hint="give this one another --name, or stop that one", **error.data) from None
+    try:
+        journal.open()
+        return Daemon(worker, journal).run()
+    finally:
+        lock.release()
+
+
+class Daemon:
+    """One keeper at work."""
+
+    def __init__(self, worker: Worker, journal: Journal) -> None:
+        self._worker = worker
+        self._clock = worker.clock
+        self._journal = journal
+        self._happenings: queue.SimpleQueue[Happening] = queue.SimpleQueue()
+        self._inherited = self._inherit(journal)
+        incarnation = self._inherited.incarnation or worker.new_word()
+        self._claim_wait_s = 0.0
+        self._looked_s = 0.0
+        self._hello = self._hello_of(incarnation)
+        leases = {lease.token: lease for lease in self._inherited.adopted}
+        self._keeping = Keeping(wishes=worker.wishes, leases=leases)
+        self._acting = Acting(self._hands(journal, incarnation), self._keeping)
+
+    def run(self) -> int:
+        """Work to the end."""
+        for written in self._inherited.ended:
+            self._end_left_behind(written)
+        for lease in self._inherited.adopted:
+            self._acting.adopt(lease)
+            self._worker.tell("adopted", {"job": lease.grant.name, "run": lease.run, "pid": _pid(lease.child)})
+        self._acting.write_down()
+        before = self._listen_to_signals()
+        try:
+            self._perform([Greet(), *(TellStart(token=lease.token) for lease in self._inherited.adopted)])
+            while True:
+                self._look_around()
+                self._acting.keep_warm()
+                code = self._take(self._next())
+                if code is not None:
+                    return code
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self._acting.close()
+
+    def leave(self, error: type[StokerError], why: str) -> None:
+        """Ask it to end: the first time in order, the second time now. From any thread, and from a signal's code."""
+        self._report(AskedToEnd(now_s=self._clock.boottime_s(), exit_code=error.exit_code, why=why))
+
+    def _listen_to_signals(self) -> dict[signal.Signals, Any]:
+        if threading.current_thread() is not threading.main_thread():
+            return {}
+        return {number: signal.signal(number, self._on_signal) for number in _SIGNALS if _is_ours(number)}
+
+    def _next(self) -> Happening:
+        try:
+            return self._happenings.get(timeout=_TICK_S)
+        except queue.Empty:
+            return Ticked(now_s=self._clock.boottime_s())
+
+    def _take(self, happening: Happening) -> int | None:
+        """Decide, remember, then do; give the exit code if that is what is to be done."""
+        if isinstance(happening, Greeted):
+            self._claim_wait_s = happening.welcome.claim_wait_s
+        decision = decide(self._keeping, happening)
+        self._keeping = decision.keeping
+        self._acting.note(decision.keeping)
+        return self._perform(decision.instructions)
+
+    def _perform(self, instructions: Iterable[Instruction]) -> int | None:
+        for instruction in instructions:
+            if isinstance(instruction, Exit):
+                return instruction.code
+            self._acting.perform(instruction)
+        return None
+
+    def _look_around(self) -> None:
+        """See now and then whether the owner wants the machine, and whether there is room on the disk."""
+        now_s = self._clock.boottime_s()
+        if now_s - self._looked_s < _LOOK_EVERY_S or self._keeping.leaving is not Leaving.NO:
+            return
+        self._looked_s = now_s
+        pause = read_pause(self._worker.state, now_s=self._clock.wall_s())
+        why = "" if pause is None else pause.why()
+        self._report(Closed(now_s=now_s, by=OWNER, why=why, gives_back=True))
+        full = why_closed(self._worker.machine.disk_free_bytes())
+        is_full = DISK in self._keeping.closed
+        if bool(full) != is_full:
+            self._report(Closed(now_s=now_s, by=DISK, why=full))
+
+    def _report(self, happening: Happening) -> None:
+        self._happenings.put(happening)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            self.leave(Cancelled, "it was interrupted")
+        else:
+            self.leave(Terminated, "the terminal went away" if number == signal.SIGHUP else "it was asked to end")
+
+    def _inherit(self, journal: Journal) -> Inheritance:
+        predecessor = journal.read()
+        leases = predecessor.leases if predecessor is not None else ()
+        return inherit(
+            predecessor,
+            coordinator=self._worker.lines.url,
+            now_s=self._clock.boottime_s(),
+            liveness={written.run: is_alive(written.child) for written in leases},
+        )
+
+    def _end_left_behind(self, written: Written) -> None:
+        """End what an earlier keeper left and nobody may go on with."""
+        worker = self._worker
+        worker.tell("left_behind", {"job": written.grant.name, "run": written.run, "pid": written.child.pid})
+        # It ends by itself as soon as it looks; asked or not, nothing of it is left when we go on.
+        self._journal.lease_file(written.run).remove()
+        with suppress(StokerError):
+            stop_job(JobFolder(os.path.join(worker.runs, written.run)), clock=self._clock)
+        with suppress(ProcessLost):
+            stop_group(written.child, clock=self._clock)
+
+    def _hello_of(self, incarnation: str) -> Hello:
+        worker, capability = self._worker, self._worker.machine.capability
+        return Hello(
+            worker=worker.name,
+            incarnation=incarnation,
+            boot_id=mine().boot_id,
+            version=worker.version,
+            capability=capability.to_dict(),
+            capability_digest=str(capability.digest),
+            slots=worker.slots,
+            declared=worker.declared,
+        )
+
+    def _hands(self, journal: Journal, incarnation: str) -> Hands:
+        worker = self._worker
+        site = Site(
+            machine=worker.machine,
+            nursery=Nursery(
+                worker.argv,
+                folder=worker.folder,
+                said_folder=journal.said_folder,
+                environment=worker.machine.child_environment,
+            ),
+            clock=worker.clock,
+            runs=worker.runs,
+            coordinator=worker.lines.url,
+            worker=worker.name,
+            grace_s=worker.wishes.stop_grace_s,
+            entropy=worker.entropy,
+        )
+        post = Post(
+            words=worker.lines.words,
+            line=Guarded(worker.lines.bytes, self._may_speak),
+            store=worker.store,
+            scratch=worker.scratch,
+            spool=journal.spool_folder,
+            clock=worker.clock,
+            may_speak=self._may_speak,
+            report=self._report,
+            worker=worker.name,
+        )
+        questions = Questions(
+            worker.lines,
+            hello=lambda: self._hello,
+            clock=worker.clock,
+            report=self._report,
+            new_word=worker.new_word,
+        )
+        return Hands(
+            site=site,
+            questions=questions,
+            post=post,
+            journal=journal,
+            incarnation=incarnation,
+            report=self._report,
+            tell=worker.tell,
+            claim_wait_s=lambda: self._claim_wait_s,
+        )
+
+    def _may_speak(self, token: Token) -> bool:
+        return self._acting.may_speak(token)
+
+
+def _is_ours(number: signal.Signals) -> bool:
+    """Whether a signal is to be heard: one that this process was started to ignore stays ignored."""
+    return signal.getsignal(number) is not signal.SIG_IGN
+
+
+def _pid(child: Any) -> int | None:
+    return None if child is None else child.pid

@@ -1,0 +1,178 @@
+"""This machine, as its keeper asks about it: what is free, and whether a job could start. Looks, decides nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from stoker.hardware.admission import Memory, memory_here
+from stoker.hardware.ledger.answers import Held
+from stoker.hardware.ledger.asking import Ask, Candidate
+from stoker.hardware.ledger.entries import Entry
+from stoker.hardware.ledger.ledger import Ledger
+from stoker.host.disk import free_bytes
+from stoker.host.identity import ProcessIdentity
+from stoker.host.interpreter import find_python, is_bare_python
+from stoker.host.process_table import living_rows
+from stoker.model.capability import Capability
+from stoker.model.errors import StokerError
+from stoker.model.frozen import frozen
+from stoker.plan.catalogue import Catalogue
+from stoker.plan.device_variables import HIDDEN, device_variables
+from stoker.wire.leasing import Grant, Measured
+from stoker.worker.keeper.checking import Look
+from stoker.worker.program_order import RECIPE
+
+OPERATOR_TOKEN = "STOKER_OPERATOR_TOKEN"  # noqa: S105 - the variable's name
+
+
+@frozen
+class Machine:
+    """What a keeper needs of where it runs."""
+
+    capability: Capability
+    catalogue: Catalogue
+    environment: Mapping[str, str]
+    own_prefix: str
+    """Where our own interpreter lives."""
+    home: str
+    ledger: Callable[[], Ledger]
+    memory: Callable[[], Memory] = memory_here
+    disk: Callable[[str], int] = free_bytes
+
+    def look(self, grant: Grant) -> Look:
+        """See whether what a job needs is here now."""
+        version, trouble = self._recipe(grant.recipe)
+        is_program = grant.recipe == RECIPE
+        lacks_folder = is_program and not os.path.isdir(grant.folder)
+        return Look(
+            memory=self.memory(),
+            disk_free_bytes=self.disk_free_bytes(),
+            recipe_version=version,
+            recipe_trouble=trouble,
+            missing_folder=(grant.folder or "without a name") if lacks_folder else "",
+            missing_program=self._missing_program(grant) if is_program and not lacks_folder else "",
+            missing_secrets=tuple(name for name in grant.secrets if not self.environment.get(name)),
+            device_trouble=self._device_trouble(grant) if grant.devices else "",
+        )
+
+    def measured(self, closed: Mapping[str, str]) -> Measured:
+        """Say what is free now; `closed` is why nothing may be put here."""
+        reasons = {"": "; ".join(closed.values())} if closed else {}
+        return Measured(
+            ram_available_bytes=self.memory().available_bytes,
+            disk_free_bytes=self.disk_free_bytes(),
+            free_bytes=self._device_free_bytes(),
+            closed=reasons,
+        )
+
+    def disk_free_bytes(self) -> int | None:
+        """Give what may still be written where results and logs go."""
+        try:
+            return self.disk(self.home)
+        except StokerError:
+            return None
+
+    def variables(self, grant: Grant) -> dict[str, str]:
+        """Give what an attempt's process gets so that it sees the devices it was granted, and no others."""
+        if not self.capability.devices:
+            return {}
+        granted = [device for device in self.capability.devices if device.uuid in grant.devices]
+        return device_variables(granted, self.environment) if granted else dict(HIDDEN)
+
+    def child_environment(self) -> dict[str, str]:
+        """Give the environment of attempts: ours, without what only operators have."""
+        return {name: value for name, value in self.environment.items() if name != OPERATOR_TOKEN}
+
+    def holdings(self, grant: Grant, child: ProcessIdentity) -> frozenset[str]:
+        """Name the ledger's entries on an attempt's devices that its process, or one below it, owns."""
+        entries = self._entries(grant)
+        if not entries:
+            return frozenset()
+        parents = {row.pid: row.parent_pid for row in living_rows()}
+        return frozenset(entry.id for entry in entries if _is_below(entry.owner.pid, child.pid, parents))
+
+    def is_held(self, grant: Grant, holdings: frozenset[str]) -> bool:
+        """Whether any of these entries still stands: its owner, or one of its group, is not gone."""
+        return bool(holdings) and any(entry.id in holdings for entry in self._entries(grant))
+
+    def _recipe(self, name: str) -> tuple[int | None, str]:
+        try:
+            return self.catalogue.find(name).version, ""
+        except StokerError as error:
+            return None, str(error)
+
+    def _missing_program(self, grant: Grant) -> str:
+        argv, python = grant.args.get("argv") or ("",), str(grant.args.get("python") or "")
+        word = str(argv[0])
+        if not python and not is_bare_python(word):
+            return ""
+        try:
+            found = find_python(
+                python,
+                folder=grant.folder,
+                environment=self.environment,
+                own_prefix=self.own_prefix,
+                word=word if is_bare_python(word) else "python",
+            )
+        except StokerError as error:
+            return str(error)
+        return "" if found.path else found.why
+
+    def _device_trouble(self, grant: Grant) -> str:
+        """Ask the ledger for the room, and give it back at once: the attempt's own process takes it."""
+        candidates = self._candidates(grant)
+        missing = [uuid for uuid in grant.devices if uuid not in {one.uuid for one in candidates}]
+        if missing:
+            return f"this machine has no {', '.join(missing)} now"
+        ask = Ask(
+            job=grant.name,
+            devices=candidates,
+            count=len(candidates),
+            vram_bytes=grant.vram_bytes,
+            may_share=grant.is_shared and grant.vram_bytes > 0,
+        )
+        try:
+            answer = self.ledger().reserve(ask)
+            if isinstance(answer, Held):
+                self.ledger().release(answer)
+                return ""
+        except StokerError as error:
+            return str(error)
+        return answer.why
+
+    def _candidates(self, grant: Grant) -> tuple[Candidate, ...]:
+        devices = [device for device in self.capability.devices if device.uuid in grant.devices]
+        return tuple(one for one in map(Candidate.of, devices) if one is not None)
+
+    def _entries(self, grant: Grant) -> list[Entry]:
+        candidates = self._candidates(grant)
+        if not candidates:
+            return []
+        try:
+            state = self.ledger().state(candidates)
+        except StokerError:
+            return []
+        return [holder.entry for device in state.devices for holder in device.holders]
+
+    def _device_free_bytes(self) -> dict[str, int]:
+        if not self.capability.usable_devices:
+            return {}
+        found: dict[str, int] = {}
+        with suppress(StokerError):
+            candidates = tuple(one for one in map(Candidate.of, self.capability.usable_devices) if one is not None)
+            for device in self.ledger().state(candidates).devices:
+                if device.free_bytes is not None:
+                    held_bytes = sum(holder.share.measured_bytes or 0 for holder in device.holders)
+                    found[device.device.uuid] = device.free_bytes + held_bytes
+        return found
+
+
+def _is_below(pid: int, top: int, parents: Mapping[int, int]) -> bool:
+    """Say whether a process is another one, or descends from it."""
+    seen: set[int] = set()
+    while pid != top and pid in parents and pid not in seen:
+        seen.add(pid)
+        pid = parents[pid]
+    return pid == top

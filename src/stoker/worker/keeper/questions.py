@@ -1,0 +1,226 @@
+"""Questions to the coordinator, each in a lane of its own: hello, claims, heartbeats. No lane waits for another.
+
+A claim that nobody answered is asked again under the same id, and its answer's times count from before it was first
+sent: a lost answer strands no job, and no lease is taken for longer than it is.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from stoker.model.clock import Clock
+from stoker.model.errors import BadAnswer, Bug, StokerError
+from stoker.model.fleet_errors import Conflict, NoCoordinator, NotAllowed, StaleLease, VersionSkew
+from stoker.model.frozen import frozen
+from stoker.wire.leasing import Claim, Granted, Hello, LeaseReport, Measured, Renewal
+from stoker.worker.keeper.happenings import Answered, Fatal, Given, Greeted, Happening, Unanswered
+from stoker.worker.keeper.lines import Asking, Lines
+from stoker.worker.shipping.line import is_later
+from stoker.worker.shipping.pauses import Pauses
+
+T = TypeVar("T")
+
+_NEVER = (VersionSkew, NotAllowed, Conflict, StaleLease)
+"""Answers to a worker as such, not to one of its attempts: another version, no right, another of its name."""
+
+
+class Lane:
+    """A thread that does one thing after another."""
+
+    def __init__(self, name: str) -> None:
+        self._acts: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, act: Callable[[], None]) -> None:
+        self._acts.put(act)
+
+    def close(self) -> None:
+        self._acts.put(None)
+
+    def _work(self) -> None:
+        while (act := self._acts.get()) is not None:
+            act()
+
+
+def told_as_bug(act: Callable[[], T]) -> T:
+    """Do something; what goes wrong by a bug of ours is raised as such: a lane that died would be silence for ever."""
+    try:
+        return act()
+    except StokerError:
+        raise
+    except Exception as problem:
+        raise Bug(f"{type(problem).__name__}: {problem}") from problem
+
+
+@frozen
+class Asked:
+    """One question for work."""
+
+    most: int
+    wait_s: float
+    measured: Callable[[], Measured]
+    stopping: Callable[[], tuple[str, ...]]
+    looks_around: bool
+    """An empty answer is to say whether others still work."""
+
+
+class Questions:
+    """Asks, and reports what was answered."""
+
+    def __init__(
+        self,
+        lines: Lines,
+        *,
+        hello: Callable[[], Hello],
+        clock: Clock,
+        report: Callable[[Happening], None],
+        new_word: Callable[[], str],
+    ) -> None:
+        """Make it; `new_word` gives a word that nobody ever used, for each claim."""
+        self._lines = lines
+        self._hello = hello
+        self._clock = clock
+        self._report = report
+        self._new_word = new_word
+        self._chance = random.SystemRandom().random
+        self._greeting = Lane("stoker-hello")
+        self._claims = Lane("stoker-claims")
+        self._beats = Lane("stoker-heartbeat")
+        self._is_greeting = False
+        self._is_closed = threading.Event()
+        self._asking: Asking | None = None
+        self._is_called_back = False
+        # The claim that was sent and not answered: its id, and when it was first sent.
+        self._open: tuple[str, float] | None = None
+
+    def greet(self) -> None:
+        """Say hello until somebody answers."""
+        if not self._is_greeting:
+            self._is_greeting = True
+            self._greeting.put(self._greet)
+
+    def claim(self, asked: Asked) -> None:
+        """Ask for work, or listen for orders."""
+        self._is_called_back = False
+        self._claims.put(lambda: self._claim(asked))
+
+    def call_back(self) -> None:
+        """Cut an open question short: it is asked once more, without waiting."""
+        self._is_called_back = True
+        asking = self._asking
+        if asking is not None:
+            asking.cut()
+
+    def renew(self, reports: Callable[[float], tuple[LeaseReport, ...]], measured: Callable[[], Measured]) -> None:
+        """Send a heartbeat. What it says is put together when it is sent, for the moment before that."""
+        self._beats.put(lambda: self._renew(reports, measured))
+
+    def close(self) -> None:
+        """Ask nothing more."""
+        self._is_closed.set()
+        self.call_back()
+        for lane in (self._greeting, self._claims, self._beats):
+            lane.close()
+
+    def _greet(self) -> None:
+        pauses = Pauses()
+        is_told = False
+        while not self._is_closed.is_set():
+            try:
+                welcome = told_as_bug(lambda: self._lines.words.hello(self._hello()))
+            except StokerError as error:
+                if not _is_passing(error):
+                    self._report(Fatal(now_s=self._clock.boottime_s(), error=error))
+                    break
+                if not is_told:
+                    is_told = True
+                    self._unanswered(error, was_claim=False)
+                self._is_closed.wait(pauses.failed())
+            else:
+                self._report(Greeted(now_s=self._clock.boottime_s(), welcome=welcome))
+                break
+        self._is_greeting = False
+
+    def _claim(self, asked: Asked) -> None:
+        if self._open is None:
+            self._open = (self._new_word(), self._clock.boottime_s())
+        request_id, asked_s = self._open
+        hello = self._hello()
+
+        def claim() -> Claim:
+            return Claim(
+                request_id=request_id,
+                worker=hello.worker,
+                incarnation=hello.incarnation,
+                most=asked.most,
+                wait_s=0.0 if self._is_called_back else asked.wait_s,
+                measured=asked.measured(),
+                stopping=asked.stopping(),
+            )
+
+        try:
+            answer = told_as_bug(lambda: self._ask(claim))
+            others_work = asked.looks_around and not answer.grants and told_as_bug(self._others_work)
+        except StokerError as error:
+            self._refused(error, was_claim=True)
+            return
+        self._open = None
+        now_s = self._clock.boottime_s()
+        self._report(Given(now_s=now_s, asked_s=asked_s, answer=answer, others_work=others_work))
+
+    def _ask(self, claim: Callable[[], Claim]) -> Granted:
+        self._asking = asking = self._lines.ask()
+        try:
+            return asking.claim(claim())
+        except StokerError:
+            if not self._is_called_back or self._is_closed.is_set():
+                raise
+            return self._lines.words.claim(claim())
+        finally:
+            self._asking = None
+            asking.cut()
+
+    def _others_work(self) -> bool:
+        jobs = self._lines.words.status().jobs
+        return jobs.get("pending", 0) > 0 and jobs.get("claimed", 0) + jobs.get("running", 0) > 0
+
+    def _renew(self, reports: Callable[[float], tuple[LeaseReport, ...]], measured: Callable[[], Measured]) -> None:
+        def renew() -> Answered:
+            hello, now = self._hello(), measured()
+            asked_s = self._clock.boottime_s()
+            leases = reports(asked_s)
+            renewal = Renewal(worker=hello.worker, incarnation=hello.incarnation, leases=leases, measured=now)
+            answer = self._lines.words.renew(renewal)
+            tokens = tuple(one.token() for one in leases)
+            return Answered(now_s=self._clock.boottime_s(), asked_s=asked_s, tokens=tokens, answer=answer)
+
+        try:
+            answered = told_as_bug(renew)
+        except StokerError as error:
+            self._refused(error, was_claim=False)
+            return
+        self._report(answered)
+
+    def _refused(self, error: StokerError, *, was_claim: bool) -> None:
+        if self._is_closed.is_set():
+            return
+        if isinstance(error, _NEVER):
+            self._report(Fatal(now_s=self._clock.boottime_s(), error=error))
+        else:
+            self._unanswered(error, was_claim=was_claim)
+
+    def _unanswered(self, error: StokerError, *, was_claim: bool) -> None:
+        now_s = self._clock.boottime_s()
+        self._report(Unanswered(now_s=now_s, error=error, was_claim=was_claim, jitter=self._chance()))
+
+
+def _is_passing(error: StokerError) -> bool:
+    """Whether a hello is worth repeating: what is no coordinator will not become one."""
+    if isinstance(error, BadAnswer) or (isinstance(error, NoCoordinator) and error.data.get("is_lasting")):
+        return False
+    return is_later(error)

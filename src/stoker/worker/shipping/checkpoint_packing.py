@@ -1,0 +1,74 @@
+"""A checkpoint as one archive: its files, and the line of `checkpoints.json` that vouches for them.
+
+What is packed lies as it does in the scratch folder, so an archive that is unpacked is a scratch folder in which the
+plan's own rule finds that checkpoint and no other, on whichever machine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.host.durable import translated, writing
+from stoker.model.artifacts import TreeEntry
+from stoker.model.digests import Digest, digest_bytes
+from stoker.model.frozen import frozen
+from stoker.model.json_text import dumps
+from stoker.plan.checkpoints import INDEX, Checkpoint
+from stoker.store.bundle.packing import NOT_HASHED, Source, pack
+from stoker.store.memo import stamp_of
+from stoker.store.trees import Walked, walk_tree
+from stoker.worker.shipping.sending import Archive
+
+
+@frozen
+class PackedCheckpoint:
+    """A checkpoint in a file of the spool."""
+
+    archive: Archive
+    key: Digest
+    """Of the work that it belongs to."""
+    step: int | None
+    file: str
+    """What its scratch folder calls it."""
+
+
+def pack_checkpoint(scratch: str, checkpoint: Checkpoint, said: Mapping[str, Any], spool: str) -> PackedCheckpoint:
+    """Pack a verified checkpoint of a scratch folder, and what is said of it, into a file of `spool`.
+
+    Whoever asked removes it. `CorruptBytes` if it changes meanwhile, `LocalFile` if a newer one took its place.
+    """
+    key = Digest(os.path.basename(scratch))
+    name = os.path.relpath(checkpoint.path, os.path.realpath(scratch))
+    index = dumps({"v": 1, "checkpoints": [dict(said)]}).encode()
+    about = TreeEntry(INDEX, len(index), digest_bytes(index))
+    sources = [Source(entry=about, data=index), *_sources(checkpoint.path, name)]
+    path = os.path.join(spool, f"checkpoint-{key[:16]}.tar.zst")
+    with translated(path):
+        os.makedirs(spool, mode=0o700, exist_ok=True)
+    with writing(path, mode=0o600) as file:
+        bundle = pack(sources, file)
+    archive = Archive(path=path, tree=bundle.tree_digest, sha256=bundle.archive_sha256, size_bytes=bundle.archive_bytes)
+    return PackedCheckpoint(archive=archive, key=key, step=checkpoint.step, file=name)
+
+
+def _sources(path: str, name: str) -> list[Source]:
+    with translated(path):
+        info = os.lstat(path)
+    if not os.path.isdir(path):
+        entry = TreeEntry(name, info.st_size, NOT_HASHED)
+        return [Source(entry=entry, path=path, stamp=stamp_of(info))]
+    return [_source(walked, name) for walked in walk_tree(path, hasher=_unread)]
+
+
+def _source(walked: Walked, below: str) -> Source:
+    entry = walked.entry
+    if entry.link_to is not None:
+        return Source(entry=TreeEntry(f"{below}/{entry.path}", entry.size_bytes, entry.sha256, link_to=entry.link_to))
+    placed = TreeEntry(f"{below}/{entry.path}", walked.info.st_size, NOT_HASHED, entry.executable)
+    return Source(entry=placed, path=walked.path, stamp=stamp_of(walked.info))
+
+
+def _unread(_path: str) -> tuple[Digest, int]:
+    return NOT_HASHED, 0

@@ -1,0 +1,237 @@
+"""A manifest's jobs against what their recipes take: values, sweeps, seeds and modes, without a look at any file.
+
+Every fault is noted where it stands. This is all that `stoker check` does with a job, and the first thing that
+submitting does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from stoker.config.caret import fault_at
+from stoker.config.fields import Given, Reading, shown
+from stoker.config.located import Located
+from stoker.config.manifest import HostEntry, JobEntry, Manifest
+from stoker.config.manifest_file import ReadJob
+from stoker.config.sweep import Sweep, axes_of, paths_of, size
+from stoker.config.typed import typed
+from stoker.model.errors import Fault, StokerError, UnknownRecipe
+from stoker.model.resources import Capacity
+from stoker.plan.catalogue import Catalogue
+from stoker.worker.program_order import RECIPE, ProgramWords, flat
+from stoker.worker.submitting.recipe_form import RecipeForm
+
+OLDER_MODES = ("oracle", "realistic")
+"""Ways of training that manifests of the older sort name, for recipes that do not declare their own."""
+_OF_PROGRAMS = ("data", "outputs", "env", "python")
+
+
+class Checked(NamedTuple):
+    """A job whose values were looked at, whatever its files are."""
+
+    job: ReadJob
+    entry: JobEntry
+    form: RecipeForm
+    values: Mapping[str, Any]
+    """A recipe's arguments, defaults filled; of a program its own parameters."""
+    said: tuple[str, ...]
+    """Those of `values` that the job says itself."""
+    sweep: Sweep | None
+    """Its choices read by their declared types."""
+    mode: str = ""
+    """One that is not among the values already."""
+    program: ProgramWords | None = None
+    is_good: bool = True
+    """Whether nothing was wrong; else `values` has defaults where something was."""
+
+
+class JobChecks:
+    """Checks jobs one by one; each recipe is loaded once."""
+
+    def __init__(self, catalogue: Catalogue, folder: str = "") -> None:
+        self.notes: dict[str, None] = {}
+        """What a person should know, each once."""
+        self._catalogue = catalogue
+        self._folder = folder
+        self._forms: dict[str, RecipeForm] = {}
+
+    def check(self, job: ReadJob, reading: Reading) -> Checked | None:
+        """Note what is wrong with a job, and give it with its values; nothing if nobody knows what it is."""
+        entry = job.entry
+        if entry is None:
+            return None
+        before = reading.count
+        if entry.command:
+            checked = self._check_program(job, entry, reading)
+        elif (form := self._form(job, entry, reading)) is not None:
+            checked = self._check_recipe(job, entry, form, reading)
+        else:
+            return None
+        return checked if reading.count == before else checked._replace(is_good=False)
+
+    def form_of(self, word: str) -> RecipeForm:
+        """Give what a recipe takes; raises what the catalogue raises."""
+        form = self._forms.get(word)
+        if form is None:
+            form = self._forms[word] = RecipeForm(self._catalogue.load(word))
+        return form
+
+    def _form(self, job: ReadJob, entry: JobEntry, reading: Reading) -> RecipeForm | None:
+        word = entry.recipe or entry.model
+        found = self._forms.get(word)
+        if found is not None or not word:
+            return found
+        try:
+            return self.form_of(word)
+        except StokerError as error:
+            # Where all recipes are known, a name that is none was noted when the file was read.
+            if self._catalogue.troubles or not isinstance(error, UnknownRecipe):
+                key = "recipe" if entry.recipe else "model"
+                _refuse(job.given, key, reading, str(error), error.hint)
+            return None
+
+    def _check_recipe(self, job: ReadJob, entry: JobEntry, form: RecipeForm, reading: Reading) -> Checked:
+        given, hyper, mode = job.given, entry.hyper, ""
+        swept = paths_of(job.sweep) if job.sweep is not None else ()
+        for key in _OF_PROGRAMS:
+            if key in given.values:
+                _refuse(given, key, reading, f"{form.name} takes no {key}: only a command does", "leave it out")
+        if entry.seed is not None:
+            hyper = self._with_seed(given, form, hyper, swept, reading)
+        if entry.mode:
+            hyper, mode = self._with_mode(given, entry, form, hyper, reading)
+        for key in ("split_recipe", "train_hosts"):
+            if given.get(key):
+                self._remark(form, key)
+        values, faults = form.filled(hyper, swept)
+        for fault in faults:
+            note_value_fault(given, fault, reading)
+        sweep = self._check_sweep(job, form, reading) if job.sweep is not None else None
+        return Checked(job=job, entry=entry, form=form, values=values, said=_tops(hyper, swept), sweep=sweep, mode=mode)
+
+    def _with_seed(
+        self, given: Given, form: RecipeForm, hyper: Mapping[str, Any], swept: Sequence[str], reading: Reading
+    ) -> Mapping[str, Any]:
+        if not form.takes("seed"):
+            _refuse(given, "seed", reading, f"{form.name} takes no seed", "leave it out")
+        elif "seed" in hyper or "seed" in swept:
+            where = "hyper" if "seed" in hyper else "sweep"
+            _refuse(given, "seed", reading, f"seed stands in {where} and beside it", "leave out one")
+        else:
+            return {**hyper, "seed": given.get("seed")}
+        return hyper
+
+    def _with_mode(
+        self, given: Given, entry: JobEntry, form: RecipeForm, hyper: Mapping[str, Any], reading: Reading
+    ) -> tuple[Mapping[str, Any], str]:
+        if form.takes("mode"):
+            return {"mode": entry.mode, **hyper}, ""
+        if entry.mode not in OLDER_MODES:
+            message = f"job {entry.name}: there is no mode {shown(entry.mode)}; there are {', '.join(OLDER_MODES)}"
+            _refuse(given, "mode", reading, message, f"{form.name} has no ways of its own to choose from")
+        self._remark(form, "mode")
+        return hyper, entry.mode
+
+    def _remark(self, form: RecipeForm, key: str) -> None:
+        if not form.takes(key):
+            self.notes[f"{form.name} has no argument {key}: it tells jobs apart, and changes nothing else"] = None
+
+    def _check_sweep(self, job: ReadJob, form: RecipeForm, reading: Reading) -> Sweep | None:
+        sweep = job.sweep
+        if sweep is None:
+            return None
+        key = f"{job.given.key}.sweep"
+        for axis in axes_of(sweep):
+            if axis.path not in form.schema.leaves and axis.origin is not None:
+                message = f"{form.name} has no argument {axis.path!r}"
+                hint = form.suggestion(axis.path)
+                reading.add([fault_at(axis.origin, message, hint=hint, key=f"{key}.{axis.path}")])
+        made, faults = typed(sweep, form.schema)
+        reading.add([_below(fault, key) for fault in faults])
+        return made
+
+    def _check_program(self, job: ReadJob, entry: JobEntry, reading: Reading) -> Checked:
+        given = job.given
+        swept = paths_of(job.sweep) if job.sweep is not None else ()
+        params: dict[str, Any] = dict(entry.hyper)
+        for key, value in (("seed", entry.seed), ("mode", entry.mode or None)):
+            if value is None:
+                continue
+            if key in params or key in swept:
+                _refuse(given, key, reading, f"{key} stands in hyper or sweep and beside it", "leave out one")
+            params[key] = value
+        program = ProgramWords(argv=entry.command, folder=self._folder, capacity=Capacity(cpu=1))
+        paths = [*flat(params), *swept]
+        for fault in program.faults(paths):
+            hint = fault.hint if "before --" not in fault.hint else "hyper or sweep gives it one"
+            _refuse(given, "command", reading, f"{fault.where} {fault.message}", hint)
+        for remark in program.remarks(paths):
+            self.notes[f"{entry.name}: {remark}"] = None
+        form = self.form_of(RECIPE)
+        return Checked(
+            job=job,
+            entry=entry,
+            form=form,
+            values=params,
+            said=tuple(params),
+            sweep=job.sweep,
+            mode=entry.mode,
+            program=program,
+        )
+
+
+def check_values(
+    catalogue: Catalogue, jobs: Sequence[ReadJob], hosts: tuple[HostEntry, ...], reading: Reading
+) -> Manifest:
+    """Note what is wrong with the values of a manifest's jobs; give the manifest."""
+    checks = JobChecks(catalogue)
+    for job in jobs:
+        checks.check(job, reading)
+    reading.sort()
+    return Manifest(jobs=tuple(job.entry for job in jobs if job.entry is not None), hosts=hosts)
+
+
+def count_of(sweep: Sweep | None) -> int:
+    """Say how many jobs a sweep makes."""
+    return 1 if sweep is None else size(sweep)
+
+
+def note_value_fault(given: Given, fault: Fault, reading: Reading) -> None:
+    """Note a fault in a job's values, as near to where it stands as the file says it."""
+    path = fault.where
+    top = path.partition(".")[0]
+    if top in ("seed", "mode") and given.says(top) and top not in given.get("hyper", {}):
+        reading.refuse(given.at(top), f"{given.key}.{top}", fault.message, fault.hint)
+        return
+    node, is_there = _find(given.at("hyper"), path) if given.says("hyper") else (given.node, False)
+    key = f"{given.key}.hyper.{path}" if path else given.key
+    is_unknown = is_there and "has no argument" in fault.message
+    reading.refuse(node, key, fault.message, fault.hint, at_key=is_unknown)
+
+
+def _find(node: Located, path: str) -> tuple[Located, bool]:
+    """Give the value at a dotted path, or the map where the way to it ends."""
+    if not path:
+        return node, False
+    inner: Any = node.value
+    if type(inner) is dict and path in inner:
+        return inner[path], True
+    for step in path.split("."):
+        if type(node.value) is not dict or step not in node.value:
+            return node, False
+        node = node.value[step]
+    return node, True
+
+
+def _refuse(given: Given, key: str, reading: Reading, message: str, hint: str) -> None:
+    reading.refuse(given.at(key), f"{given.key}.{key}", message, hint)
+
+
+def _below(fault: Fault, key: str) -> Fault:
+    where, colon, path = fault.where.rpartition(": ")
+    return Fault(f"{where}{colon}{key}.{path}", fault.message, fault.hint, fault.shown)
+
+
+def _tops(hyper: Iterable[str], swept: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(path.partition(".")[0] for path in (*hyper, *swept)))

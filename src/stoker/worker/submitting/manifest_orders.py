@@ -1,0 +1,166 @@
+"""From a manifest to orders: every job, every point of every sweep, and every fault of the file at once."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from stoker.config.fields import Reading
+from stoker.config.manifest import HostEntry, JobEntry
+from stoker.config.manifest_file import ReadJob, read_manifest_into
+from stoker.config.manifest_rules import Known
+from stoker.model.errors import Fault
+from stoker.model.frozen import changed
+from stoker.model.units import parse_duration
+from stoker.plan.catalogue import Catalogue
+from stoker.plan.code_identity import CodeIdentity
+from stoker.wire.orders import MOST_JOBS, HostPolicy, JobOrder
+from stoker.worker.ordering import Desk
+from stoker.worker.submitting.checking import Checked, JobChecks, count_of, note_value_fault
+from stoker.worker.submitting.orders import Orders
+from stoker.worker.submitting.program_orders import ProgramOrders
+from stoker.worker.submitting.recipe_orders import RecipeOrders, Shared
+from stoker.worker.submitting.shapes import Shapes
+
+_BESIDE_VALUES = ("data", "env", "outputs", "python")
+
+
+def read_orders(path: str, *, desk: Desk, code: CodeIdentity, known: Known | None = None, name: str = "") -> Orders:
+    """Read a manifest into orders. Files are looked for from its folder; `name` is what it is called in faults.
+
+    Raises `ManifestFaults` with everything that is wrong in it, or `LocalFile` if it can't be read at all. `known` are
+    the names that it may refer to; unless told, the recipes that are installed here.
+    """
+    path = os.path.abspath(path)
+    known = Known(recipes=known_recipes(desk.catalogue), jobs=None) if known is None else known
+
+    def make(jobs: Sequence[ReadJob], hosts: tuple[HostEntry, ...], reading: Reading) -> Orders:
+        # Each time anew: a file with faults is read twice.
+        making = _Making(changed(desk, folder=os.path.dirname(path)), code, reading)
+        return making.orders(jobs, hosts, source=path)
+
+    with _not_collecting():
+        return read_manifest_into(make, name or path, path, known)
+
+
+@contextmanager
+def _not_collecting() -> Iterator[None]:
+    """Let nobody look for cycles meanwhile: there are none, and among a million new objects looking takes a fifth."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def known_recipes(catalogue: Catalogue) -> tuple[str, ...] | None:
+    """Give the names of all recipes; nothing if a cookbook can't be loaded: it may have any."""
+    names = tuple(entry.name for entry in catalogue.entries())
+    return None if catalogue.troubles else names
+
+
+class _Making:
+    """One manifest on its way."""
+
+    def __init__(self, desk: Desk, code: CodeIdentity, reading: Reading) -> None:
+        self._folder = desk.folder
+        self._reading = reading
+        self._checks = JobChecks(desk.catalogue, desk.folder)
+        self._recipes = RecipeOrders(desk, Shapes(desk, code))
+        self._programs = ProgramOrders(desk)
+        self._first: dict[str, JobOrder] = {}
+        self._merged = 0
+
+    def orders(self, jobs: Sequence[ReadJob], hosts: tuple[HostEntry, ...], *, source: str) -> Orders:
+        """Make all of them."""
+        reading = self._reading
+        checked = [one for job in jobs if (one := self._checks.check(job, reading)) is not None]
+        made: list[JobOrder] = []
+        if self._are_few_enough(checked):
+            for one in checked:
+                made += self._orders_of(one)
+        self._reading.sort()
+        notes = [*self._checks.notes, *self._programs.notes]
+        if self._merged:
+            points = "1 point means" if self._merged == 1 else f"{self._merged:,} points mean"
+            notes.append(f"{points} the same as an earlier one of the same sweep, and is left out")
+        return Orders(jobs=tuple(made), hosts=tuple(map(_policy_of, hosts)), notes=tuple(notes), source=source)
+
+    def _are_few_enough(self, checked: Sequence[Checked]) -> bool:
+        total = 0
+        for one in checked:
+            total += count_of(one.sweep) if one.is_good else 1
+            if total > MOST_JOBS:
+                given = one.job.given
+                message = f"these are more than {MOST_JOBS:,} jobs: {total:,} up to {one.entry.name}"
+                where = "sweep" if one.sweep is not None else "name"
+                self._reading.refuse(given.at(where), f"{given.key}.{where}", message, "sweep less, or sample")
+                return False
+        return True
+
+    def _orders_of(self, checked: Checked) -> list[JobOrder]:
+        making = self._programs if checked.program is not None else self._recipes
+        note = self._noting(checked)
+        if not checked.is_good:
+            making.look_at(checked, note)
+            return []
+        shared = _shared(checked.entry, self._folder)
+        return [order for order in making.of(checked, shared, note) if self._is_first(order, checked)]
+
+    def _is_first(self, order: JobOrder, checked: Checked) -> bool:
+        """Say whether no job before is the same; if one of another name is, that is a fault."""
+        first = self._first.setdefault(order.id, order)
+        if first is order:
+            return True
+        if first.name == order.name:
+            self._merged += 1
+            return False
+        message = f"job {_called(order)} is the same as {_called(first)}: same recipe, same values"
+        given = checked.job.given
+        self._reading.refuse(given.at("name"), f"{given.key}.name", message, "leave out one, or give it another seed")
+        return False
+
+    def _noting(self, checked: Checked) -> Callable[[Fault], None]:
+        given, reading = checked.job.given, self._reading
+
+        def note(fault: Fault) -> None:
+            top, _, inner = fault.where.partition(".")
+            if top in _BESIDE_VALUES and checked.program is not None:
+                node = given.at(top)
+                at = node.value.get(inner, node) if type(node.value) is dict else node
+                reading.refuse(at, f"{given.key}.{fault.where}", fault.message, fault.hint)
+            elif checked.program is not None:
+                reading.refuse(given.at("command"), f"{given.key}.command", fault.message, fault.hint)
+            else:
+                note_value_fault(given, fault, reading)
+
+        return note
+
+
+def _shared(entry: JobEntry, folder: str) -> Shared:
+    # A point is given also where there is none: a default that is a map is copied for every order.
+    shared: dict[str, Any] = {"name": entry.name, "folder": folder, "priority": entry.priority, "point": {}}
+    # Most say nothing of these, and what is not said need not be checked ten thousand times.
+    for key in ("allowed_hosts", "prefer_hosts", "after", "secrets", "train_hosts", "split_recipe"):
+        value = getattr(entry, key)
+        if value:
+            shared[key] = value
+    if entry.attempts != 1:
+        shared["attempts"] = entry.attempts
+    if entry.timeout:
+        shared["timeout_s"] = parse_duration(entry.timeout)
+    shared["on_partition"] = entry.on_partition
+    return shared
+
+
+def _policy_of(host: HostEntry) -> HostPolicy:
+    return HostPolicy(name=host.name, **{key: getattr(host, key) for key in host.given})
+
+
+def _called(order: JobOrder) -> str:
+    return f"{order.name}/{order.number}" if order.number else order.name

@@ -1,0 +1,120 @@
+"""From a command line to orders: the same words that `stoker run` takes, every trial a job of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.model.errors import ArgsFaults, Fault
+from stoker.model.frozen import frozen
+from stoker.model.ids import job_id
+from stoker.model.units import parse_duration
+from stoker.plan.code_identity import CodeIdentity
+from stoker.plan.recipe import Recipe
+from stoker.wire.orders import JobOrder, job_order
+from stoker.worker.ordering import Batch, Desk, Draft, Made, check_name
+from stoker.worker.program_order import FOUND
+from stoker.worker.submitting.orders import Orders
+from stoker.worker.submitting.program_orders import FOUND_ANYWHERE, program_identity
+from stoker.worker.submitting.recipe_form import RecipeForm
+from stoker.worker.submitting.recipe_orders import RecipeOrders, Wanted
+from stoker.worker.submitting.requiring import required_of_needs, required_of_program
+from stoker.worker.submitting.shapes import Shapes
+
+
+@frozen
+class Wishes:
+    """What is wanted of the queue."""
+
+    priority: int = 0
+    after: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    attempts: int = 1
+    timeout_s: float | None = None
+    allowed_hosts: tuple[str, ...] = ()
+
+    def fields(self) -> dict[str, Any]:
+        """Give them as an order's fields."""
+        return {
+            "priority": self.priority,
+            "after": self.after,
+            "secrets": self.secrets,
+            "attempts": self.attempts,
+            "timeout_s": self.timeout_s,
+            "allowed_hosts": self.allowed_hosts,
+        }
+
+
+def orders_of_draft(
+    draft: Draft, *, desk: Desk, code: CodeIdentity, wishes: Wishes | None = None, source: str = ""
+) -> Orders:
+    """Make the orders of a composed configuration. Raises `ArgsFaults` and what making its trials raises."""
+    check_name(draft.name)
+    batch = desk.make_trials(draft)
+    shapes = Shapes(desk, code)
+    shared = {"name": draft.name, "folder": desk.folder, **(wishes or Wishes()).fields()}
+    is_sweep = len(batch.made) > 1
+    places = [_place(one, is_sweep=is_sweep) for one in batch.made]
+    if draft.program is not None:
+        jobs = _program_jobs(draft.recipe, batch, places, shared, desk=desk, shapes=shapes)
+    else:
+        jobs = _recipe_jobs(draft.recipe, batch, places, shared, making=RecipeOrders(desk, shapes))
+    return Orders(jobs=tuple(jobs), notes=batch.notes, source=source)
+
+
+def _recipe_jobs(
+    recipe: Recipe, batch: Batch, places: list[dict[str, Any]], shared: Mapping[str, Any], *, making: RecipeOrders
+) -> list[JobOrder]:
+    form = RecipeForm(recipe)
+    jobs = []
+    for one, place in zip(batch.made, places, strict=True):
+        said = tuple(name for name, value in one.args.items() if value != form.base.get(name, form))
+        wanted = Wanted(form=form, said=said, required=lambda shape: required_of_needs(shape.needs))
+        faults: list[Fault] = []
+        order = making.order(wanted, one.args, {**shared, **place}, faults.append)
+        if order is None:
+            raise _refused(recipe, faults)
+        jobs.append(order)
+    return jobs
+
+
+def _program_jobs(
+    recipe: Recipe,
+    batch: Batch,
+    places: list[dict[str, Any]],
+    shared: Mapping[str, Any],
+    *,
+    desk: Desk,
+    shapes: Shapes,
+) -> list[JobOrder]:
+    settings = tuple(name for name in recipe.args.specs if name not in FOUND)
+    jobs = []
+    for one, place in zip(batch.made, places, strict=True):
+        values = {**one.args, **FOUND_ANYWHERE}
+        shape = shapes.of(recipe, values, settings)
+        if shape.faults:
+            raise _refused(recipe, list(shape.faults))
+        identity = program_identity(recipe, values, {}, desk.digest)
+        timeout_s = shared["timeout_s"] or (parse_duration(values["timeout"]) if values["timeout"] else None)
+        jobs.append(
+            job_order(
+                id=job_id(recipe=recipe.name, schema_version=recipe.version, args=identity),
+                recipe=recipe.name,
+                schema_version=recipe.version,
+                args=values,
+                identity=identity,
+                code=dict(batch.code),
+                requirements=required_of_program(values),
+                **{**shared, **place, "timeout_s": timeout_s},
+            )
+        )
+    return jobs
+
+
+def _place(made: Made, *, is_sweep: bool) -> dict[str, Any]:
+    return {"number": made.number, "label": made.label, "point": dict(made.point)} if is_sweep else {}
+
+
+def _refused(recipe: Recipe, faults: list[Fault]) -> ArgsFaults:
+    message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in the arguments of {recipe.name}"
+    return ArgsFaults(message, faults=tuple(faults), hint=f"stoker recipes show {recipe.name}")

@@ -1,0 +1,341 @@
+"""A coordinator in memory, at the client's seam: the same messages, the same fences, no network and no database.
+
+    fleet = FakeCoordinator()
+    job = fleet.submit("hello", argv=["true"], folder=str(tmp_path))
+    fleet.until(lambda: fleet.jobs[job].state == "completed")
+
+Everything that was accepted stands in `told`, in order. `is_away` lets every call fail as a cut network does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker.model.errors import NotFound, Refused, StokerError
+from stoker.model.fleet_errors import Conflict, NoCoordinator, StaleLease
+from stoker.model.leases import Token
+from stoker.wire.asking import FileList, FileView, UploadBegun
+from stoker.wire.leasing import (
+    CancelConfirmed,
+    CheckpointBody,
+    Claim,
+    Decline,
+    Do,
+    Fail,
+    Finish,
+    Grant,
+    Granted,
+    Hello,
+    LeaseOrder,
+    LeaseReport,
+    PointCheckpoint,
+    Release,
+    Renewal,
+    Renewed,
+    Settled,
+    Start,
+    Tokened,
+    Welcome,
+)
+from stoker.wire.views import FleetStatus
+
+PATIENCE_S = 30.0
+
+
+@dataclass(slots=True)
+class FakeJob:
+    """One job, and who has it."""
+
+    grant: dict[str, Any]
+    state: str = "pending"
+    attempt: int = 0
+    epoch: int = 0
+    holder: str = ""
+    order: tuple[Do, str] | None = None
+    checkpoint: CheckpointBody | None = None
+    last: Any = None
+    reports: list[LeaseReport] = field(default_factory=list)
+    declined_by: set[str] = field(default_factory=set)
+
+
+class FakeCoordinator:
+    """All of it. Safe from several threads."""
+
+    def __init__(self, *, lease_s: float = 30.0, heartbeat_s: float = 0.2, claim_wait_s: float = 1.0) -> None:
+        self.lease_s, self.heartbeat_s, self.claim_wait_s = lease_s, heartbeat_s, claim_wait_s
+        self.url = "http://fake.invalid"
+        self.generation = 1
+        self.jobs: dict[str, FakeJob] = {}
+        self.told: list[tuple[str, Any]] = []
+        self.files_there: dict[tuple[str, int, str], bytearray] = {}
+        self.objects: dict[str, bytes] = {}
+        self.hellos: list[Hello] = []
+        self.renewals: list[Renewal] = []
+        self.is_away = False
+        self.fails_with: StokerError | None = None
+        self.closed = ""
+        self.loses_answers_of: set[str] = set()
+        self._uploads: dict[str, tuple[str, bytearray]] = {}
+        self._answered: dict[str, Granted] = {}
+        self._turn = threading.Condition()
+
+    def submit(self, name: str, *, recipe: str = "command", args: dict[str, Any] | None = None, **more: Any) -> str:
+        """Take a job in; `argv` and `folder` are a program's."""
+        argv, checkpoint = more.pop("argv", None), more.pop("checkpoint", None)
+        args = {"argv": list(argv), **(args or {})} if argv is not None else dict(args or {})
+        job = hashlib.sha256(f"{name}{len(self.jobs)}".encode()).hexdigest()
+        with self._turn:
+            self.jobs[job] = FakeJob({"name": name, "recipe": recipe, "args": args, **more}, checkpoint=checkpoint)
+            self._turn.notify_all()
+        return job
+
+    def wish(self, job: str, do: Do, why: str = "") -> None:
+        """Want something of a running job's worker, told to whoever listens and with every heartbeat."""
+        with self._turn:
+            self.jobs[job].order = (do, why)
+            self._turn.notify_all()
+
+    def expire(self, job: str) -> None:
+        """Judge a lease to be over: the job waits again, under a higher epoch."""
+        with self._turn:
+            found = self.jobs[job]
+            found.state, found.holder, found.epoch = "pending", "", found.epoch + 1
+            self._turn.notify_all()
+
+    def until(self, claim: Callable[[], object], *, what: Callable[[], str] | None = None) -> None:
+        """Wait until something is so."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not claim():
+            assert time.monotonic() < deadline_s, what() if what else f"not within {PATIENCE_S} s: {self.told}"
+            time.sleep(0.01)
+
+    def words(self, job: str) -> list[str]:
+        """Give what was said of a job, in order."""
+        return [word for word, said in self.told if said[0] == job]
+
+    def hello(self, hello: Hello) -> Welcome:
+        with self._listening("hello"):
+            self.hellos.append(hello)
+            for found in self.jobs.values():
+                if found.state in ("claimed", "running") and found.holder != hello.incarnation:
+                    found.state, found.holder, found.epoch = "pending", "", found.epoch + 1
+            return Welcome(
+                worker=hello.worker,
+                generation=self.generation,
+                heartbeat_s=self.heartbeat_s,
+                lease_s=self.lease_s,
+                start_s=60.0,
+                claim_wait_s=self.claim_wait_s,
+                server_s=0.0,
+                version="fake",
+                closed=self.closed,
+            )
+
+    def claim(self, claim: Claim) -> Granted:
+        deadline_s = time.monotonic() + claim.wait_s
+        while True:
+            with self._listening("claim"):
+                answer = self._answered.get(claim.request_id) or self._grant(claim)
+                left_s = deadline_s - time.monotonic()
+                if answer.grants or answer.orders or left_s <= 0:
+                    self._answered[claim.request_id] = answer
+                    return answer
+                self._turn.wait(min(left_s, 0.05))
+
+    def renew(self, renewal: Renewal) -> Renewed:
+        with self._listening("renew"):
+            self.renewals.append(renewal)
+            orders = []
+            for report in renewal.leases:
+                found = self.jobs.get(report.job)
+                if found is None or not self._is_current(report.token()):
+                    orders.append(LeaseOrder(job=report.job, epoch=report.epoch, do=Do.DROP, why="it is not yours"))
+                    continue
+                found.reports.append(report)
+                orders += self._orders(report.job)
+            return Renewed(
+                lease_s=self.lease_s,
+                heartbeat_s=self.heartbeat_s,
+                generation=self.generation,
+                server_s=0.0,
+                orders=tuple(orders),
+                closed=self.closed,
+            )
+
+    def start(self, job: str, said: Start) -> Settled:
+        return self._settle("start", job, said, "running")
+
+    def decline(self, job: str, said: Decline) -> Settled:
+        self.jobs[job].declined_by.add(self.jobs[job].holder)
+        return self._settle("decline", job, said, "pending")
+
+    def release(self, job: str, said: Release) -> Settled:
+        return self._settle("release", job, said, "pending")
+
+    def finish(self, job: str, said: Finish) -> Settled:
+        if said.archive_sha256 not in self.objects:
+            raise Conflict("no such bytes lie here")
+        return self._settle("finish", job, said, "completed")
+
+    def fail(self, job: str, said: Fail) -> Settled:
+        return self._settle("fail", job, said, "failed")
+
+    def cancelled(self, job: str, said: CancelConfirmed) -> Settled:
+        return self._settle("cancelled", job, said, "cancelled")
+
+    def checkpoint(self, job: str, said: PointCheckpoint) -> Settled:
+        settled = self._settle("checkpoint", job, said, "")
+        self.jobs[job].checkpoint = said.checkpoint
+        return settled
+
+    def status(self) -> FleetStatus:
+        with self._listening("status"):
+            jobs: dict[str, int] = {}
+            for found in self.jobs.values():
+                jobs[found.state] = jobs.get(found.state, 0) + 1
+            return FleetStatus(
+                version="fake",
+                protocol=1,
+                generation=self.generation,
+                started_s=0.0,
+                server_s=0.0,
+                database="memory",
+                jobs=jobs,
+                machines={},
+                lease_s=self.lease_s,
+                heartbeat_s=self.heartbeat_s,
+            )
+
+    def put_file(self, token: Token, path: str, data: Any, *, offset: int) -> int:
+        with self._listening("put_file"):
+            self._fence(token)
+            there = self.files_there.setdefault((token.job, token.attempt, path), bytearray())
+            assert offset <= len(there), "a mirror never skips, and this one never loses"
+            assert there[offset : offset + len(data)] == data[: len(there) - offset]
+            there += data[len(there) - offset :]
+            return len(there)
+
+    def files(self, ref: str, *, attempt: int | None = None) -> FileList:
+        with self._listening("files"):
+            found = [
+                FileView(path=path, size_bytes=len(data))
+                for (job, number, path), data in self.files_there.items()
+                if job == ref and number == attempt
+            ]
+            return FileList(attempt=attempt or 0, files=tuple(found))
+
+    def begin_upload(self, digest: str, size_bytes: int) -> UploadBegun:
+        with self._listening("upload"):
+            del size_bytes
+            self._uploads.setdefault(digest, (digest, bytearray()))
+            return UploadBegun(id=digest, offset=len(self._uploads[digest][1]), is_known=digest in self.objects)
+
+    def append_upload(self, upload: str, data: Any, *, offset: int) -> int:
+        with self._listening("upload"):
+            held = self._uploads[upload][1]
+            if offset != len(held):
+                raise Refused("it is further than that", offset=len(held))
+            held += data
+            return len(held)
+
+    def finish_upload(self, upload: str) -> UploadBegun:
+        with self._listening("upload"):
+            digest, data = self._uploads[upload]
+            assert hashlib.sha256(data).hexdigest() == digest
+            self.objects[digest] = bytes(data)
+            return UploadBegun(id=upload, offset=len(data), is_known=True)
+
+    @contextmanager
+    def get_object(self, sha256: str, *, offset: int = 0) -> Iterator[Any]:
+        if sha256 not in self.objects:
+            raise NotFound("no such object")
+        yield _Stream(self.objects[sha256], offset)
+
+    def cut(self) -> None:
+        """A line of its own, which nobody needs to cut: questions end by themselves soon."""
+
+    def _orders(self, job: str) -> list[LeaseOrder]:
+        found = self.jobs[job]
+        return [LeaseOrder(job=job, epoch=found.epoch, do=found.order[0], why=found.order[1])] if found.order else []
+
+    def _grant(self, claim: Claim) -> Granted:
+        held = (job for job, found in self.jobs.items() if found.holder == claim.incarnation)
+        orders = [one for job in held if job not in claim.stopping for one in self._orders(job)]
+        if orders:
+            return Granted(orders=tuple(orders), generation=self.generation, closed=self.closed)
+        grants: list[Grant] = []
+        for job, found in self.jobs.items():
+            if found.state != "pending" or len(grants) >= claim.most or self.closed:
+                continue
+            if claim.incarnation in found.declined_by or claim.measured.closed:
+                continue
+            found.attempt, found.epoch = found.attempt + 1, found.epoch + 1
+            found.state, found.holder = "claimed", claim.incarnation
+            grants.append(
+                Grant(
+                    job=job,
+                    attempt=found.attempt,
+                    epoch=found.epoch,
+                    generation=self.generation,
+                    lease_s=self.lease_s,
+                    start_s=60.0,
+                    checkpoint=found.checkpoint,
+                    **found.grant,
+                )
+            )
+        return Granted(grants=tuple(grants), generation=self.generation, closed=self.closed)
+
+    def _settle(self, word: str, job: str, said: Tokened, state: str) -> Settled:
+        with self._listening(word):
+            token = said.token(job)
+            found = self.jobs[job]
+            if found.last == said and found.attempt == token.attempt:
+                return Settled(job=job, state=found.state, is_repeat=True)
+            self._fence(token)
+            self.told.append((word, (job, said)))
+            found.last = said
+            if state:
+                found.state = state
+            if state not in ("", "running"):
+                found.holder, found.order = "", None
+            self._turn.notify_all()
+            return Settled(job=job, state=found.state)
+
+    def _is_current(self, token: Token) -> bool:
+        found = self.jobs.get(token.job)
+        is_same = found is not None and (found.attempt, found.epoch) == (token.attempt, token.epoch)
+        return is_same and token.generation == self.generation and found is not None and bool(found.holder)
+
+    def _fence(self, token: Token) -> None:
+        if not self._is_current(token):
+            raise StaleLease(f"job {token.job[:8]}: attempt {token.attempt} is not the one that counts")
+
+    @contextmanager
+    def _listening(self, what: str) -> Iterator[None]:
+        with self._turn:
+            if self.is_away:
+                raise NoCoordinator("nobody answers")
+            if self.fails_with is not None:
+                raise self.fails_with
+            yield
+            if what in self.loses_answers_of:
+                self.loses_answers_of.discard(what)
+                raise NoCoordinator("the answer was lost")
+
+
+class _Stream:
+    def __init__(self, data: bytes, offset: int) -> None:
+        self._data = data
+        self.offset = offset
+        self._at = offset
+
+    def read(self, at_most_bytes: int) -> bytes:
+        piece = self._data[self._at : self._at + at_most_bytes]
+        self._at += len(piece)
+        return piece

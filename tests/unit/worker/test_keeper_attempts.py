@@ -1,0 +1,267 @@
+"""A keeper with real children: what becomes of a grant, told from the coordinator's side."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.host.identity import Liveness, is_alive, of_pid
+from stoker.model.errors import Cancelled
+from stoker.model.fleet_errors import VersionSkew
+from stoker.model.leases import Partition
+from stoker.store.bundle.unpacking import unpack
+from stoker.wire.leasing import CheckpointBody, Do
+from stoker.worker.keeper.owner_pause import Pause, clear_pause, write_pause
+from stoker.worker.keeper.state import Wishes
+from tests.fakes.coordinator import FakeCoordinator
+from tests.fakes.keeping import Keep
+
+SLEEPER = "echo $$ > $0; trap 'echo saved > $0.saved; exit 0' TERM; echo step=3 loss=0.25; while :; do sleep 0.05; done"
+STUBBORN = "echo $$ > $0; trap '' TERM; while :; do sleep 0.05; done"
+WAITER = "echo $$ > $0; while ! test -e $0.go; do sleep 0.02; done"
+
+
+@pytest.fixture
+def fleet() -> FakeCoordinator:
+    return FakeCoordinator()
+
+
+@pytest.fixture
+def keep(tmp_path: Path, fleet: FakeCoordinator) -> Keep:
+    return Keep(tmp_path, fleet)
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keep]:
+    """A worker that works all along, for tests that leave it as they found it."""
+    keep = Keep(tmp_path_factory.mktemp("busy"), FakeCoordinator(), slots=2)
+    keep.environment |= {"WANDB_API_KEY": "secret", "STOKER_OPERATOR_TOKEN": "operators-own"}
+    with keep:
+        yield keep
+
+
+def shell(keep: Keep, script: str, name: str = "job", **more: Any) -> str:
+    """Submit a shell script, which gets the path of a file named after its job."""
+    argv = ["/bin/sh", "-c", script, str(keep.folder / name)]
+    return keep.fleet.submit(name, argv=argv, folder=str(keep.folder), **more)
+
+
+def program_of(keep: Keep, name: str = "job") -> int:
+    path = keep.folder / name
+    keep.fleet.until(lambda: path.exists() and path.read_text().strip())
+    return int(path.read_text())
+
+
+def is_gone(pid: int) -> bool:
+    found = of_pid(pid)
+    return found is None or is_alive(found) is Liveness.GONE
+
+
+def test_a_job_is_started_and_finished_with_its_bundle_logs_and_metrics(busy: Keep):
+    fleet = busy.fleet
+    script = (
+        "echo step=1 loss=0.5; echo model > $STOKER_OUT/model.txt; env | grep '^STOKER_TOKEN='; env | grep OPERATOR; "
+        'test "$WANDB_API_KEY" = secret && echo has it'
+    )
+    job = shell(busy, script, number=3, label="lr=0.1", point={"lr": 0.1}, secrets=("WANDB_API_KEY",))
+    fleet.until(lambda: fleet.jobs[job].state in ("completed", "failed"))
+    finish = fleet.jobs[job].last
+    assert fleet.words(job) == ["start", "finish"]
+    assert finish.metrics == {"loss": 0.5}
+    unpacked = busy.folder / "unpacked"
+    tree = unpack(io.BytesIO(fleet.objects[finish.archive_sha256]), str(unpacked)).tree
+    assert tree.digest() == finish.tree
+    assert (unpacked / "model.txt").read_text() == "model\n"
+    log = fleet.files_there[(job, 1, "logs/run.log")].decode()
+    assert f"STOKER_TOKEN={job}:1:1:1" in log
+    assert "has it" in log
+    assert "operators-own" not in log
+    wanted = json.loads(fleet.files_there[(job, 1, "job.json")])
+    assert (wanted["job_id"], wanted["options"]["fleet"]["label"]) == (job, "lr=0.1")
+    assert json.loads(fleet.files_there[(job, 1, "end.json")])["state"] == "completed"
+    place = busy.home / "state" / "worker" / "desk"
+    fleet.until(lambda: not os.listdir(place / "leases") and not os.listdir(place / "spool"))
+
+
+def test_what_the_coordinator_closed_is_not_told_back_to_it(busy: Keep):
+    fleet = busy.fleet
+    fleet.closed = "drained by ann"
+    fleet.until(lambda: ("closed", {"by": "coordinator", "why": "drained by ann"}) in busy.told)
+    count = len(fleet.renewals)
+    fleet.until(lambda: len(fleet.renewals) > count + 1)
+    assert fleet.renewals[-1].measured.closed == {}
+    fleet.closed = ""
+    fleet.until(lambda: ("open", {"by": "coordinator", "why": ""}) in busy.told)
+
+
+def test_a_failure_is_told_with_its_cause_and_its_last_line(busy: Keep):
+    job = shell(busy, "echo 'ValueError: loss is nan' >&2; exit 3")
+    busy.fleet.until(lambda: busy.fleet.jobs[job].state == "failed")
+    failed = busy.fleet.jobs[job].last
+    assert (failed.cause, failed.exit_code) == ("user", 1)
+    assert "loss is nan" in failed.message
+
+
+def test_what_can_not_start_here_is_declined_with_the_reason(busy: Keep):
+    job = busy.fleet.submit("homeless", argv=["true"], folder="/nowhere/at/all")
+    busy.fleet.until(lambda: busy.fleet.words(job) == ["decline"])
+    declined = busy.fleet.jobs[job].last
+    assert (declined.reason, declined.message) == ("folder", "there is no folder /nowhere/at/all here")
+
+
+def test_a_checkpoint_whose_bytes_are_gone_is_told_and_the_job_begins_anew(busy: Keep):
+    gone = CheckpointBody(scratch="b" * 64, tree="c" * 64, archive_sha256="d" * 64, size_bytes=10, step=7)
+    job = shell(busy, "echo anew", "anew", checkpoint=gone)
+    busy.fleet.until(lambda: busy.fleet.jobs[job].state in ("completed", "failed"))
+    assert busy.fleet.words(job) == ["start", "finish"]
+    assert busy.until_told("checkpoint_missing") == {"job": "anew", "why": "no such object"}
+
+
+def test_a_cancelled_job_is_confirmed_once_its_program_is_gone(busy: Keep):
+    fleet = busy.fleet
+    job = shell(busy, SLEEPER, "cancelled")
+    pid = program_of(busy, "cancelled")
+    fleet.until(lambda: any(report.step == 3 for report in fleet.jobs[job].reports))
+    assert all(report.is_alive for report in fleet.jobs[job].reports)
+    fleet.wish(job, Do.CANCEL, "asked by ann")
+    fleet.until(lambda: fleet.jobs[job].state == "cancelled")
+    assert is_gone(pid)
+    assert fleet.jobs[job].last.why == "asked by ann"
+    assert (busy.folder / "cancelled.saved").exists()
+
+
+def test_a_job_that_is_no_longer_ours_is_stopped_and_nothing_more_is_said_of_it(busy: Keep):
+    fleet = busy.fleet
+    job = shell(busy, SLEEPER, "stale")
+    pid = program_of(busy, "stale")
+    fleet.until(lambda: fleet.words(job) == ["start"])
+    fleet.jobs[job].grant["args"] = {"argv": ["true"]}
+    fleet.expire(job)
+    fleet.until(lambda: fleet.jobs[job].state == "completed")
+    fleet.until(lambda: is_gone(pid))
+    assert fleet.words(job) == ["start", "start", "finish"]
+    assert fleet.jobs[job].last.attempt == 2
+
+
+def test_an_attempt_whose_process_is_killed_failed_as_lost_and_leaves_nothing(busy: Keep):
+    fleet = busy.fleet
+    job = shell(busy, SLEEPER, "killed")
+    pid = program_of(busy, "killed")
+    owner = json.loads((busy.home / "runs" / _run_of(busy, job) / "owner.json").read_text())
+    os.kill(owner["pid"], signal.SIGKILL)
+    fleet.until(lambda: fleet.jobs[job].state == "failed")
+    assert fleet.jobs[job].last.cause == "lost"
+    # The keeper of its box ends what a killed attempt leaves.
+    fleet.until(lambda: is_gone(pid))
+
+
+def test_a_pause_gives_the_machine_to_its_owner_until_it_is_over(busy: Keep):
+    fleet, state = busy.fleet, str(busy.home / "state")
+    job = shell(busy, SLEEPER, "paused")
+    program_of(busy, "paused")
+    write_pause(state, Pause(until_s=None, since_s=0.0, by="ann"))
+    # A question that was open then may have brought it once more: it goes back unstarted.
+    fleet.until(lambda: fleet.words(job)[:2] == ["start", "release"])
+    fleet.until(lambda: fleet.renewals[-1].measured.closed == {"": "paused by ann"})
+    assert (busy.folder / "paused.saved").exists()
+    fleet.jobs[job].grant["args"] = {"argv": ["true"]}
+    clear_pause(state)
+    fleet.until(lambda: fleet.jobs[job].state == "completed")
+
+
+def test_a_dead_network_ends_the_job_with_its_lease_and_its_result_is_dropped(fleet: FakeCoordinator, keep: Keep):
+    fleet.lease_s = 1.5
+    with keep:
+        job = shell(keep, SLEEPER)
+        pid = program_of(keep)
+        fleet.is_away = True
+        keep.until_told("dropped")
+        assert is_gone(pid)
+        fleet.is_away = False
+    assert "finish" not in fleet.words(job)
+
+
+def test_a_job_that_keeps_on_offers_its_result_when_the_network_is_back(fleet: FakeCoordinator, keep: Keep):
+    fleet.lease_s = 1.0
+    with keep:
+        job = shell(keep, WAITER, on_partition=Partition.KEEP)
+        program_of(keep)
+        fleet.until(lambda: fleet.words(job) == ["start"])
+        fleet.is_away = True
+        keep.until_told("lease_over")
+        (keep.folder / "job.go").touch()
+        keep.until_told("ended")
+        assert fleet.words(job) == ["start"]
+        fleet.is_away = False
+        fleet.until(lambda: fleet.jobs[job].state == "completed")
+
+
+def test_lost_answers_are_asked_again_and_nothing_is_done_twice(fleet: FakeCoordinator, keep: Keep):
+    fleet.loses_answers_of = {"hello", "claim", "start", "put_file", "upload", "finish"}
+    with keep:
+        job = shell(keep, "echo done > $STOKER_OUT/x")
+        keep.until_told("settled")
+    assert fleet.words(job) == ["start", "finish"]
+    assert fleet.jobs[job].attempt == 1
+    assert not fleet.loses_answers_of
+
+
+def test_asked_to_end_it_gives_back_what_runs_after_it_could_save(fleet: FakeCoordinator, keep: Keep):
+    with keep:
+        job = shell(keep, SLEEPER)
+        pid = program_of(keep)
+        keep.leave()
+        assert keep.join() == 143
+        assert is_gone(pid)
+    assert fleet.words(job) == ["start", "release"]
+    assert fleet.jobs[job].state == "pending"
+    assert (keep.folder / "job.saved").exists()
+
+
+@pytest.mark.slow
+def test_told_twice_it_ends_now_and_tells_nobody(fleet: FakeCoordinator, keep: Keep):
+    keep.wishes = Wishes(slots=1, stop_grace_s=60.0)
+    with keep:
+        job = shell(keep, STUBBORN)
+        pid = program_of(keep)
+        keep.leave()
+        keep.until_told("stopping")
+        keep.leave(Cancelled)
+        assert keep.join() == 130
+        assert is_gone(pid)
+    assert "release" not in fleet.words(job)
+
+
+@pytest.mark.slow
+def test_several_jobs_run_at_once_up_to_its_slots_and_it_ends_when_nothing_is_left(fleet: FakeCoordinator, keep: Keep):
+    keep.wishes = Wishes(slots=2, until_idle=True)
+    wait = "while ! test -e a -a -e b; do sleep 0.02; done"
+    jobs = [shell(keep, f"touch {name}; {wait}", name) for name in ("a", "b")]
+    with keep:
+        assert keep.join() == 0
+    assert [fleet.jobs[job].state for job in jobs] == ["completed", "completed"]
+
+
+def test_a_full_disk_closes_the_worker_with_the_reason(fleet: FakeCoordinator, keep: Keep):
+    keep.look_as(disk=lambda _path: 1 << 20)
+    with keep:
+        keep.until_told("closed")
+        fleet.until(lambda: any("disk is full" in one.measured.closed.get("", "") for one in fleet.renewals))
+
+
+def test_another_version_ends_it_with_its_code(fleet: FakeCoordinator, keep: Keep):
+    fleet.fails_with = VersionSkew("the coordinator speaks 9")
+    with keep:
+        assert keep.join() == 35
+        assert keep.until_told("refused")["why"] == "the coordinator speaks 9"
+
+
+def _run_of(keep: Keep, job: str) -> str:
+    return str(next(fields["run"] for kind, fields in keep.told if kind == "started" and fields["id"] == job))

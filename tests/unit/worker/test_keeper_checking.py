@@ -1,0 +1,85 @@
+"""The second look before a start, from pictures of a machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.hardware.admission import Memory
+from stoker.model.frozen import changed
+from stoker.wire.leasing import Grant
+from stoker.worker.keeper.checking import LEAST_FREE_BYTES, Look, why_closed, why_not
+from tests.fakes.coordinator import FakeCoordinator
+from tests.fakes.keeping import Keep
+
+GIB = 1 << 30
+GOOD = Look(memory=Memory(total_bytes=16 * GIB, available_bytes=8 * GIB), disk_free_bytes=100 * GIB, recipe_version=1)
+
+
+def grant(**more: Any) -> Grant:
+    fields: dict[str, Any] = {"recipe": "command", "args": {"argv": ["true"]}, **more}
+    return Grant(
+        job="a" * 64, attempt=1, epoch=1, generation=1, name="a", lease_s=9.0, start_s=9.0, ram_bytes=4 * GIB, **fields
+    )
+
+
+def test_what_is_as_it_was_granted_starts():
+    assert why_not(grant(), GOOD) is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "seen"),
+    [
+        ("recipe", {"recipe_version": None}),
+        ("recipe_version", {"recipe_version": 2}),
+        ("folder", {"missing_folder": "/gone"}),
+        ("program", {"missing_program": "there is no python3.99"}),
+        ("secrets", {"missing_secrets": ("WANDB_API_KEY",)}),
+        ("disk", {"disk_free_bytes": LEAST_FREE_BYTES - 1}),
+        ("memory", {"memory": Memory(total_bytes=16 * GIB, available_bytes=4 * GIB - 1)}),
+        ("device", {"device_trouble": "taken by others"}),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_each_lack_has_its_reason_and_a_line(reason: str, seen: dict[str, Any]):
+    refusal = why_not(grant(), changed(GOOD, **seen))
+    assert refusal is not None
+    assert refusal.reason == reason
+    assert refusal.message
+
+
+def test_what_can_not_be_read_refuses_nobody():
+    unknown = changed(GOOD, disk_free_bytes=None, memory=Memory(total_bytes=None, available_bytes=None))
+    assert why_not(grant(), unknown) is None
+    assert why_closed(None) == ""
+
+
+def test_a_full_disk_closes_a_machine_with_numbers():
+    assert why_closed(LEAST_FREE_BYTES) == ""
+    assert "1.0 MiB are free" in why_closed(1 << 20)
+
+
+@pytest.fixture
+def keep(tmp_path: Path) -> Keep:
+    return Keep(tmp_path, FakeCoordinator())
+
+
+@pytest.mark.parametrize(
+    ("reason", "more"),
+    [
+        (None, {}),
+        ("recipe", {"recipe": "nobody/knows"}),
+        ("recipe_version", {"schema_version": 99}),
+        ("folder", {"folder": "/nowhere/at/all"}),
+        ("program", {"args": {"argv": ["python"], "python": "/no/python"}}),
+        ("secrets", {"secrets": ("NOBODY_SET_THIS",)}),
+        ("device", {"devices": ("GPU-none",)}),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_a_real_look_finds_what_is_missing(keep: Keep, reason: str | None, more: dict[str, Any]):
+    wanted = grant(**{"folder": str(keep.folder), **more})
+    refusal = why_not(wanted, keep.machine.look(wanted))
+    assert (refusal.reason if refusal else None) == reason

@@ -1,0 +1,131 @@
+"""What is said of an attempt when saying it goes wrong: loudly if it is our own fault, not at all if it is not ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.model.clock import SystemClock
+from stoker.model.errors import CorruptBytes, Unavailable
+from stoker.model.fleet_errors import NotAllowed, StaleLease
+from stoker.model.leases import Token
+from stoker.model.lifecycle import JobState
+from stoker.store.local import LocalStore
+from stoker.wire.leasing import CheckpointBody, Claim, Grant, PointCheckpoint
+from stoker.worker.job_folder import JobFolder
+from stoker.worker.keeper.courier import Courier, Post
+from stoker.worker.keeper.ending import AttemptEnd
+from stoker.worker.keeper.happenings import Fatal, Happening, WentStale
+from stoker.worker.keeper.lines import Guarded
+from stoker.worker.keeper.state import LastWord, Word
+from tests.fakes.coordinator import FakeCoordinator
+
+COMPLETED = AttemptEnd(state=JobState.COMPLETED, seconds=2.0)
+CHECKPOINT = CheckpointBody(scratch="b" * 64, tree="c" * 64, archive_sha256="d" * 64, size_bytes=1)
+
+
+@pytest.fixture
+def fleet() -> FakeCoordinator:
+    return FakeCoordinator()
+
+
+def granted(fleet: FakeCoordinator) -> Grant:
+    fleet.submit("job", argv=["true"], folder="")
+    answer = fleet.claim(Claim(request_id="request-1", worker="desk", incarnation="incarnation-1"))
+    return answer.grants[0]
+
+
+def finishing(
+    fleet: FakeCoordinator, folder: Path, grant: Grant, store: Callable[[], LocalStore]
+) -> tuple[Courier, list[Happening]]:
+    """A courier that is to bring a result, and what it reports."""
+    reported: list[Happening] = []
+    post = Post(
+        words=fleet,
+        line=fleet,
+        store=store,
+        scratch=str(folder / "scratch"),
+        spool=str(folder / "spool"),
+        clock=SystemClock(),
+        may_speak=lambda _: True,
+        report=reported.append,
+        worker="desk",
+    )
+    run = folder / "run-1"
+    run.mkdir()
+    courier = Courier(post, grant)
+    courier.follow(JobFolder(str(run)))
+    courier.send(LastWord(word=Word.FINISH), COMPLETED)
+    return courier, reported
+
+
+def broken(error: Exception) -> Callable[[], LocalStore]:
+    def store() -> LocalStore:
+        raise error
+
+    return store
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), CorruptBytes("gone")], ids=["bug", "bytes"])
+def test_a_result_that_can_not_be_brought_is_told_as_failed_and_not_kept_silent(
+    fleet: FakeCoordinator, tmp_path: Path, error: Exception
+):
+    grant = granted(fleet)
+    courier, reported = finishing(fleet, tmp_path, grant, broken(error))
+    fleet.until(lambda: reported)
+    courier.close()
+    assert fleet.jobs[grant.job].state == "failed"
+    failed = fleet.jobs[grant.job].last
+    assert failed.cause == "io"
+    assert str(error) in failed.message
+
+
+def test_what_is_not_ours_any_more_is_not_spoken_of(fleet: FakeCoordinator, tmp_path: Path):
+    grant = granted(fleet)
+    fleet.expire(grant.job)
+    courier, reported = finishing(fleet, tmp_path, grant, broken(StaleLease("late")))
+    fleet.until(lambda: reported)
+    courier.close()
+    assert isinstance(reported[0], WentStale)
+    assert fleet.words(grant.job) == []
+
+
+def test_who_may_not_speak_at_all_ends(fleet: FakeCoordinator, tmp_path: Path):
+    grant = granted(fleet)
+    fleet.fails_with = NotAllowed("no token")
+    courier, reported = finishing(fleet, tmp_path, grant, broken(ZeroDivisionError()))
+    fleet.until(lambda: reported)
+    courier.close()
+    assert isinstance(reported[0], Fatal)
+
+
+def put(line: Guarded, token: Token) -> object:
+    return line.put_file(token, "logs/run.log", b"x", offset=0)
+
+
+def point(line: Guarded, token: Token) -> object:
+    fence: dict[str, Any] = {"attempt": token.attempt, "epoch": token.epoch, "generation": token.generation}
+    return line.checkpoint(token.job, PointCheckpoint(**fence, checkpoint=CHECKPOINT))
+
+
+@pytest.mark.parametrize("write", [put, point], ids=["file", "checkpoint"])
+def test_nothing_is_written_under_a_lease_that_is_over_by_our_clock(
+    fleet: FakeCoordinator, write: Callable[[Guarded, Token], object]
+):
+    token = granted(fleet).token()
+    with pytest.raises(Unavailable, match="its lease is over"):
+        write(Guarded(fleet, lambda _: False), token)
+    assert (fleet.files_there, fleet.told) == ({}, [])
+    asked: list[Token] = []
+    write(Guarded(fleet, lambda one: bool(asked.append(one)) or True), token)
+    assert asked == [token]
+    assert fleet.files_there or fleet.told
+
+
+def test_bytes_under_their_digest_need_no_lease(fleet: FakeCoordinator):
+    line = Guarded(fleet, lambda _: False)
+    upload = line.begin_upload("e" * 64, 3)
+    assert line.append_upload(upload.id, b"abc", offset=0) == 3

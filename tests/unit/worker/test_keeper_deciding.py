@@ -1,0 +1,217 @@
+"""What a keeper decides about its leases, without a process, a network or a clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker.host.identity import mine
+from stoker.model.leases import Partition
+from stoker.wire.leasing import Do
+from stoker.worker.keeper.ending import AttemptEnd
+from stoker.worker.keeper.happenings import (
+    AskedToEnd,
+    Began,
+    Ended,
+    NotBegun,
+    Stopped,
+    WentStale,
+)
+from stoker.worker.keeper.instructions import (
+    Begin,
+    Forget,
+    Renew,
+    Send,
+    Stop,
+    TellStart,
+)
+from stoker.worker.keeper.state import Leaving, Phase, Word
+from tests.unit.worker.keeper_on_paper import COMPLETED, FAILED, STOPPED, Told, grant, of_leases, order, running
+
+
+def test_a_grant_is_begun_and_its_start_is_told_once_a_child_has_it():
+    told = Told().join()
+    one = grant()
+    assert told.give(one) == [Begin(token=one.token())]
+    assert told.take(Began(now_s=told.now_s, token=one.token(), child=mine(), run="r")) == [
+        TellStart(token=one.token())
+    ]
+    assert told.lease(one.token()).phase is Phase.RUNNING
+
+
+def test_a_grant_that_comes_twice_is_begun_once():
+    told = Told(slots=2).join()
+    one = grant()
+    told.give(one)
+    assert Begin(token=one.token()) not in told.give(one)
+
+
+def test_a_lease_counts_from_before_the_question_was_sent():
+    told = Told().join()
+    one = grant()
+    told.give(one, asked_s=told.now_s - 50.0)
+    assert told.lease(one.token()).ends_s == told.now_s + 40.0
+    assert told.keeping.is_renewing, "after a long question it is renewed at once"
+
+
+def test_a_grant_that_came_too_late_is_given_back_and_not_begun():
+    told = Told().join()
+    one = grant()
+    (sent,) = [one for one in told.give(one, asked_s=told.now_s - 90.0) if not isinstance(one, Renew)]
+    assert isinstance(sent, Send)
+    assert sent.last.word is Word.RELEASE
+
+
+def test_what_is_declined_is_said_with_its_reason():
+    told = Told().join()
+    one = grant()
+    told.give(one)
+    (sent,) = told.take(NotBegun(now_s=told.now_s, token=one.token(), reason="disk", message="full"))
+    assert (sent.last.word, sent.last.reason, sent.last.why) == (Word.DECLINE, "disk", "full")
+
+
+@pytest.mark.parametrize(
+    ("end", "word"),
+    [(COMPLETED, Word.FINISH), (FAILED, Word.FAIL), (STOPPED, Word.FAIL)],
+    ids=lambda one: str(one)[:20],
+)
+def test_an_end_is_sent_with_its_word(end: AttemptEnd, word: Word):
+    told, token = running()
+    (sent,) = told.take(Ended(now_s=told.now_s, token=token, end=end))
+    assert (sent.last.word, sent.end) == (word, end)
+    assert told.lease(token).phase is Phase.SENDING
+
+
+def test_one_heartbeat_is_sent_at_a_time_and_the_next_a_beat_after_it_was_sent():
+    told, _ = running()
+    told.answer()
+    assert told.wait(29.0) == []
+    assert told.wait(1.0) == [Renew()]
+    assert told.wait(30.0) == []
+    told.answer(asked_s=told.now_s - 10.0)
+    assert told.wait(19.0) == []
+    assert told.wait(1.0) == [Renew()]
+
+
+def test_an_answer_renews_from_before_it_was_asked():
+    told, token = running()
+    told.now_s += 60.0
+    told.answer(asked_s=told.now_s - 20.0)
+    assert told.lease(token).ends_s == told.now_s + 70.0
+
+
+def test_a_lease_that_is_over_by_our_own_clock_stops_its_job_and_nothing_is_said():
+    told, token = running()
+    stop = [one for one in told.wait(90.0) if isinstance(one, Stop)]
+    assert stop == [Stop(token=token, grace_s=10.0)]
+    assert of_leases(told.take(Stopped(now_s=told.now_s, token=token, end=COMPLETED))) == [Forget(token=token)]
+    assert "dropped" in told.told
+
+
+def test_a_renewal_that_comes_after_the_lease_was_over_does_not_bring_it_back():
+    told, token = running()
+    told.wait(90.0)
+    told.answer()
+    assert told.lease(token).is_over
+    assert of_leases(told.take(Stopped(now_s=told.now_s, token=token, end=COMPLETED))) == [Forget(token=token)]
+
+
+def test_a_result_whose_lease_ends_while_it_is_sent_is_dropped():
+    told, token = running()
+    told.take(Ended(now_s=told.now_s, token=token, end=COMPLETED))
+    assert Forget(token=token) in told.wait(90.0)
+
+
+def test_who_was_suspended_past_its_lease_notices_before_it_does_anything_else():
+    told, token = running()
+    told.now_s += 3600.0
+    done = told.take(Ended(now_s=told.now_s, token=token, end=COMPLETED))
+    assert of_leases(done) == [Stop(token=token, grace_s=10.0)]
+    assert of_leases(told.take(Stopped(now_s=told.now_s, token=token, end=COMPLETED))) == [Forget(token=token)]
+
+
+def test_a_job_that_keeps_on_goes_on_and_offers_its_result_once_it_is_renewed():
+    told, token = running(on_partition=Partition.KEEP)
+    assert not [one for one in told.wait(90.0) if isinstance(one, Stop)]
+    assert told.lease(token).is_over
+    told.take(Ended(now_s=told.now_s, token=token, end=COMPLETED))
+    assert told.lease(token).last.word is Word.FINISH
+    told.answer()
+    assert not told.lease(token).is_over
+
+
+def test_a_job_that_keeps_on_is_dropped_if_somebody_else_has_it_now():
+    told, token = running(on_partition=Partition.KEEP)
+    told.wait(90.0)
+    told.take(Ended(now_s=told.now_s, token=token, end=COMPLETED))
+    assert Forget(token=token) in told.answer(order(token, Do.DROP))
+
+
+def test_a_cancelled_job_is_stopped_and_confirmed_only_when_nothing_of_it_runs():
+    told, token = running()
+    assert told.answer(order(token, Do.CANCEL, "asked by ann")) == [Stop(token=token, grace_s=10.0)]
+    assert told.answer(order(token, Do.CANCEL, "asked by ann")) == []
+    assert told.take(Ended(now_s=told.now_s, token=token, end=STOPPED)) == []
+    (sent,) = told.take(Stopped(now_s=told.now_s, token=token, end=STOPPED))
+    assert (sent.last.word, sent.last.why) == (Word.CANCELLED, "asked by ann")
+
+
+def test_cancel_beats_a_result_that_is_still_being_sent():
+    told, token = running()
+    told.take(Ended(now_s=told.now_s, token=token, end=COMPLETED))
+    (sent,) = told.answer(order(token, Do.CANCEL))
+    assert sent.last.word is Word.CANCELLED
+
+
+def test_a_last_word_that_may_have_been_heard_is_said_again_and_not_dropped():
+    told, token = running()
+    told.take(Ended(now_s=told.now_s, token=token, end=COMPLETED))
+    assert told.answer(order(token, Do.DROP)) == []
+    assert Forget(token=token) in told.wait(90.0)
+
+
+def test_a_release_does_not_stop_a_result_that_is_being_sent():
+    told, token = running()
+    told.take(Ended(now_s=told.now_s, token=token, end=COMPLETED))
+    assert told.answer(order(token, Do.RELEASE)) == []
+
+
+def test_a_drop_beats_a_cancel_and_a_cancel_beats_a_release():
+    told, token = running()
+    told.answer(order(token, Do.RELEASE))
+    told.answer(order(token, Do.CANCEL))
+    assert told.lease(token).last.word is Word.CANCELLED
+    told.answer(order(token, Do.DROP))
+    told.answer(order(token, Do.RELEASE))
+    assert of_leases(told.take(Stopped(now_s=told.now_s, token=token, end=STOPPED))) == [Forget(token=token)]
+
+
+def test_what_completed_while_it_was_to_be_released_is_finished():
+    told, token = running()
+    told.answer(order(token, Do.RELEASE))
+    (sent,) = told.take(Stopped(now_s=told.now_s, token=token, end=COMPLETED))
+    assert sent.last.word is Word.FINISH
+
+
+def test_a_stale_lease_stops_its_job_and_drops_its_result():
+    told, token = running()
+    stale = WentStale(now_s=told.now_s, token=token, message="the epoch is 7")
+    assert told.take(stale) == [Stop(token=token, grace_s=10.0)]
+    assert of_leases(told.take(Stopped(now_s=told.now_s, token=token, end=COMPLETED))) == [Forget(token=token)]
+
+
+def test_a_stale_finish_drops_the_result():
+    told, token = running()
+    told.take(Ended(now_s=told.now_s, token=token, end=COMPLETED))
+    assert Forget(token=token) in told.take(WentStale(now_s=told.now_s, token=token, message="late"))
+    assert told.told == ["dropped"]
+
+
+def test_who_is_stopped_before_it_began_is_given_back_when_nothing_of_it_runs():
+    told = Told().join()
+    one = grant()
+    told.give(one)
+    told.take(AskedToEnd(now_s=told.now_s, exit_code=143, why="asked"))
+    assert told.take(Began(now_s=told.now_s, token=one.token(), child=mine(), run="r")) == []
+    (sent,) = told.take(Stopped(now_s=told.now_s, token=one.token(), end=STOPPED))
+    assert sent.last.word is Word.RELEASE
+    assert told.keeping.leaving is Leaving.SOFTLY

@@ -1,0 +1,56 @@
+"""What an attempt holds of this machine's devices, seen in a real ledger among real processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stoker.host.identity import ProcessIdentity, mine, of_pid
+from stoker.model.capability import Capability
+from stoker.model.devices import MIB, Answer, Backend, Device, Verdict
+from stoker.wire.leasing import Grant
+from stoker.worker.keeper.machine import Machine
+from tests.fakes.coordinator import FakeCoordinator
+from tests.fakes.keeping import Keep
+from tests.unit.hardware.ledger.lab import CARD, held, real_ledger, sharing
+
+GRANT = Grant(
+    job="a" * 64, attempt=1, epoch=1, generation=1, name="a", recipe="command", lease_s=9.0, start_s=9.0,
+    devices=(CARD.uuid,),
+)  # fmt: skip
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    keep = Keep(tmp_path, FakeCoordinator())
+    yes = Answer(verdict=Verdict.YES)
+    total_bytes = CARD.total_bytes
+    card = Device(
+        uuid=CARD.uuid, backend=Backend.CUDA, name="card", total_bytes=total_bytes, free_bytes=total_bytes,
+        installed=yes, visible=yes, usable=yes,
+    )  # fmt: skip
+    capability = Capability(hostname="desk", os="Linux", arch="any", cpu_cores=2, cpu_threads=2, devices=(card,))
+    ledger = real_ledger(tmp_path)
+    keep.look_as(capability=capability, ledger=lambda: ledger)
+    return keep.machine
+
+
+def identity_of(process: subprocess.Popen[bytes]) -> ProcessIdentity:
+    found = of_pid(process.pid)
+    assert found is not None
+    return found
+
+
+def test_devices_are_seen_to_be_held_until_the_attempts_own_process_is_gone(machine: Machine):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as program:
+        held(machine.ledger().reserve(sharing(MIB, job="a/run", owner=identity_of(program))))
+        held(machine.ledger().reserve(sharing(MIB, job="a/run", owner=mine())))
+        (own,) = machine.holdings(GRANT, identity_of(program))
+        assert len(machine.holdings(GRANT, mine())) == 2, "what runs below an attempt's process is its own"
+        assert machine.is_held(GRANT, frozenset({own}))
+        program.communicate(b"\n")
+    assert not machine.is_held(GRANT, frozenset({own})), "another one's of the same name does not count"
+    assert machine.is_held(GRANT, machine.holdings(GRANT, mine()))
