@@ -10,6 +10,7 @@ here, and the kinds of values are `field_kinds`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any, Final, Protocol
 
@@ -26,6 +27,7 @@ PLAIN: Final = (str, int, float, bool, dict, list, type(None))
 """What values are. Anything else, such as a date of TOML, was refused when the file was read."""
 
 _LONGEST_SHOWN = 60
+_LINE = re.compile(r":(\d+):\d+(?:: |$)")
 _MOST_BITS = 128
 
 
@@ -57,6 +59,10 @@ class Reading:
             if not self.is_full:
                 self.faults.append(fault)
 
+    def sort(self) -> None:
+        """Put the faults in the order in which they stand in the file."""
+        self.faults.sort(key=_line_of)
+
     def raise_any(self, kind: type[Faults]) -> None:
         """Raise an error with the faults, if there are any. Of a single one it is the message itself."""
         if not self.count:
@@ -66,6 +72,11 @@ class Reading:
         more = self.count - len(shown)
         hint = f"and {more:,} more; mend these and check again" if more else ""
         raise kind(message, faults=shown, hint=hint, file=self.source.name, count=self.count)
+
+
+def _line_of(fault: Fault) -> int:
+    found = _LINE.search(fault.where)
+    return int(found[1]) if found else 0
 
 
 class Kind(Protocol):

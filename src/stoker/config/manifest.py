@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from stoker.model.frozen import changed, fresh, frozen
+from stoker.model.leases import Partition
 from stoker.model.nodes import Cluster, Node
 from stoker.model.requirements import DEFAULT_RAM_BYTES, Requirements, WantedJob, Wish
 from stoker.model.resources import GIB
@@ -55,6 +56,11 @@ class JobEntry:
     python: str = ""
     after: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
+    attempts: int = 1
+    """How many failures of its own it may have, the first included."""
+    timeout: str = ""
+    """How long one attempt may run, as it was written: 8h. Empty: as long as it takes."""
+    on_partition: Partition = Partition.STOP
 
     @property
     def of(self) -> str:

@@ -18,20 +18,28 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from stoker.config.cluster_file import JOB_LIST, MOST_MIB
 from stoker.config.declared_file import read_as
-from stoker.config.field_kinds import Anything, Flag, ListOf, MapOf, Number, Text, Whole
+from stoker.config.field_kinds import Anything, Choice, Flag, ListOf, MapOf, Number, Text, Whole
 from stoker.config.fields import WRONG, Field, Form, Given, Reading, shown
 from stoker.config.located import Located
 from stoker.config.manifest import HostEntry, JobEntry, Manifest
 from stoker.config.manifest_rules import Known, check_manifest
+from stoker.config.sweep import Sweep
 from stoker.model.errors import ManifestFaults
+from stoker.model.leases import Partition
 from stoker.model.names import JOB_NAME_RULE, NODE_NAME_RULE, is_job_name, is_node_name
 from stoker.model.resources import GIB
+from stoker.model.units import parse_duration
+
+T = TypeVar("T")
 
 WHAT = "manifest"
+
+MOST_PRIORITY = 1_000_000
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}", re.ASCII)
 _MOST_GIB = MOST_MIB / 1024
@@ -50,7 +58,7 @@ class Words:
             return WRONG
         else:
             try:
-                words = tuple(shlex.split(text))
+                words = _words(text)
             except ValueError as error:
                 return reading.refuse(node, key, f"{shown(text)} can't be taken apart: {str(error).lower()}")
         if words is not WRONG and not (words and words[0]):
@@ -58,8 +66,24 @@ class Words:
         return words
 
 
+def _words(text: str) -> tuple[str, ...]:
+    """Take a command line apart as a shell would. Where nothing is quoted, spaces do, thirty times as fast."""
+    is_plain = text.isascii() and text.isprintable() and not _QUOTING.intersection(text)
+    return tuple(text.split() if is_plain else shlex.split(text))
+
+
+_QUOTING = frozenset("'\"\\")
+
+
 def _is_inside(path: str) -> bool:
     return not path.startswith(("/", "~")) and ".." not in path.split("/") and path.isprintable()
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return text.strip()[-1:].isalpha() and parse_duration(text) > 0
+    except ValueError:
+        return False
 
 
 _NODES = ListOf(Text("a machine's name", fits=is_node_name, hint=NODE_NAME_RULE), is_set=True)
@@ -67,6 +91,7 @@ _GIB = Number(most=_MOST_GIB, unit_bytes=GIB)
 _VARIABLE_NAME = Text("a variable's name", fits=lambda text: _VARIABLE.fullmatch(text) is not None)
 _PATH = Text("a path")
 _WORD = Text(fits=str.isprintable)
+_TIME = Text("a time such as 90s, 30m or 8h", fits=_is_time)
 
 JOB = Form(
     "job",
@@ -78,12 +103,12 @@ JOB = Form(
         Field("model", _WORD, "the older word for recipe"),
         Field("command", Words(), "what to run: a program; {name} is filled in from hyper and sweep"),
         Field("mode", _WORD, "which way of training, for recipes that have several"),
-        Field("priority", Whole(least=-(2**31)), "before others if it is higher; strictly"),
+        Field("priority", Whole(least=-MOST_PRIORITY, most=MOST_PRIORITY), "before others if it is higher; strictly"),
         Field("require_cuda", Flag(), "a device, or it does not start"),
         Field("prefer_cuda", Flag(), "a device if one fits, else the CPU"),
         Field("min_vram_gib", _GIB, "memory on each device, in GiB; said alone, it means prefer_cuda"),
         Field("min_ram_gib", _GIB, "memory of the machine, in GiB"),
-        Field("min_cores", Whole(most=1_000_000), "physical cores"),
+        Field("min_cores", Whole(most=65_536), "physical cores"),
         Field("gpus", Whole(most=1024), "how many devices; said alone, it means require_cuda", may_be_null=True),
         Field("shares", Flag(), "it may run beside others on its device, within min_vram_gib"),
         Field("base", _WORD, "what it has in common with its like on one device: a base model. Charged once"),
@@ -107,6 +132,9 @@ JOB = Form(
         Field("python", _PATH, "the machine's own interpreter, instead of env"),
         Field("after", ListOf(_WORD, is_set=True), "jobs that have to complete first"),
         Field("secrets", ListOf(_VARIABLE_NAME, is_set=True), "variables taken from the worker, never stored"),
+        Field("attempts", Whole(least=1, most=100), "how often it may fail by itself, the first time included"),
+        Field("timeout", _TIME, "stop an attempt that runs longer"),
+        Field("on_partition", Choice(Partition), "when its lease ends and the coordinator can't be reached"),
     ),
 )
 
@@ -130,26 +158,59 @@ MANIFEST = Form(
 )
 
 
+class ReadJob(NamedTuple):
+    """One job on its way: what was read of it, and where that stands."""
+
+    given: Given
+    entry: JobEntry | None
+    """Nothing if it can't even be called something; the faults say why."""
+    sweep: Sweep | None
+    """What its `sweep` says; nothing if it has none, or a wrong one."""
+
+
+Making = Callable[[Sequence[ReadJob], tuple[HostEntry, ...], Reading], T]
+"""Makes something of a manifest's jobs and hosts. It may note faults: places are known only as long as it works."""
+
+
 def read_manifest(name: str, path: str, known: Known | None = None) -> Manifest:
     """Read a manifest, called `name` in what is said about it. `known` are the names that it may refer to.
 
     Raises `ManifestFaults` with everything that is wrong in it, or `LocalFile` if it can't be read at all.
     """
-    return read_as(WHAT, name, path, lambda reading, tree: manifest_of(reading, tree, known))
+    return read_manifest_into(manifest_as_it_is, name, path, known)
 
 
-def manifest_of(reading: Reading, tree: Located | None, known: Known | None = None) -> Manifest:
-    """Make the jobs and hosts of a file that was opened."""
+def read_manifest_into(make: Making[T], name: str, path: str, known: Known | None = None) -> T:
+    """Read a manifest and make something of it; what is noted meanwhile is raised with all the rest."""
+    return read_as(WHAT, name, path, lambda reading, tree: made_of(make, reading, tree, known))
+
+
+def made_of(make: Making[T], reading: Reading, tree: Located | None, known: Known | None = None) -> T:
+    """Make something of a file that was opened."""
     jobs: tuple[Given, ...] = ()
     hosts: tuple[Given, ...] = ()
+    sweeps: dict[str, Sweep] = {}
     if tree is not None:
         read: Given = MANIFEST.read(tree, "", reading)
         jobs, hosts = read.get("jobs", ()), read.get("hosts", ())
         if not any(item.value for name, item in tree.value.items() if name in ("jobs", "hosts")):
             reading.refuse(tree, "jobs", "a manifest has at least one job", _FORM_HINT)
-        check_manifest(jobs, hosts, reading, known or Known())
-    reading.raise_any(ManifestFaults)
-    return Manifest(
-        jobs=tuple(JobEntry(**job.values) for job in jobs),
-        hosts=tuple(HostEntry(**host.values, given=frozenset(host.values) - {"name"}) for host in hosts),
+        sweeps = check_manifest(jobs, hosts, reading, known or Known())
+    made = make(
+        [ReadJob(given=job, entry=_entry_of(job), sweep=sweeps.get(job.key)) for job in jobs],
+        tuple(
+            HostEntry(**host.values, given=frozenset(host.values) - {"name"}) for host in hosts if "name" in host.values
+        ),
+        reading,
     )
+    reading.raise_any(ManifestFaults)
+    return made
+
+
+def _entry_of(job: Given) -> JobEntry | None:
+    return JobEntry(**job.values) if "name" in job.values else None
+
+
+def manifest_as_it_is(jobs: Sequence[ReadJob], hosts: tuple[HostEntry, ...], _reading: Reading) -> Manifest:
+    """Make nothing else of a manifest."""
+    return Manifest(jobs=tuple(job.entry for job in jobs if job.entry is not None), hosts=hosts)

@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from stoker.config.fields import Given, Reading, shown
-from stoker.config.sweep import paths_of
+from stoker.config.sweep import Sweep, paths_of
 from stoker.config.sweeping import sweep_in
 from stoker.model.frozen import frozen
 from stoker.model.suggest import did_you_mean
 
 _MOST_NAMED = 20
 _LONGEST_CIRCLE = 8
+_ABOUT_DEVICES = frozenset({"require_cuda", "prefer_cuda", "min_vram_gib", "gpus", "shares", "base", "base_gib"})
+_ABOUT_HOSTS = frozenset({"allowed_hosts", "prefer_hosts"})
 
 
 @frozen
@@ -24,25 +26,35 @@ class Known:
     recipes: Collection[str] | None = None
     """By their whole names; a file may say the last word of one alone."""
     modes: Collection[str] | None = None
-    jobs: Collection[str] = ()
+    jobs: Collection[str] | None = ()
     """Jobs beside those in the file, for `after`."""
     hosts: Collection[str] | None = None
 
 
-def check_manifest(jobs: Sequence[Given], hosts: Sequence[Given], reading: Reading, known: Known) -> None:
-    """Note everything that is wrong with jobs and hosts beyond their single values."""
+def check_manifest(jobs: Sequence[Given], hosts: Sequence[Given], reading: Reading, known: Known) -> dict[str, Sweep]:
+    """Note everything that is wrong with jobs and hosts beyond their single values.
+
+    Gives the sweeps that were read on the way, by the key of their job.
+    """
     _check_names(jobs, "job", reading)
-    names = [job.get("name") for job in jobs if "name" in job.values]
-    may_follow = {*names, *known.jobs}
+    names = {job.get("name") for job in jobs if "name" in job.values}
+    sweeps: dict[str, Sweep] = {}
     for job in jobs:
+        said = job.node.value.keys()
         _check_work(job, reading)
         _check_known(job, reading, known)
-        _check_devices(job, reading)
-        _check_hosts(job, reading, known)
-        _check_sweep(job, reading)
-        _check_after(job, reading, may_follow)
+        # Most jobs say little, and there may be ten thousand of them.
+        if not said.isdisjoint(_ABOUT_DEVICES):
+            _check_devices(job, reading)
+        if not said.isdisjoint(_ABOUT_HOSTS):
+            _check_hosts(job, reading, known)
+        if "sweep" in said:
+            _check_sweep(job, reading, sweeps)
+        if "after" in said:
+            _check_after(job, reading, names, known)
     _check_circles(jobs, reading)
     _check_names(hosts, "host", reading)
+    return sweeps
 
 
 def _check_names(entries: Sequence[Given], noun: str, reading: Reading) -> None:
@@ -110,11 +122,13 @@ def _check_hosts(job: Given, reading: Reading, known: Known) -> None:
                 _refuse_item(job, name, index, reading, message, "")
 
 
-def _check_sweep(job: Given, reading: Reading) -> None:
+def _check_sweep(job: Given, reading: Reading, sweeps: dict[str, Sweep]) -> None:
     if "sweep" not in job.values:
         return
     sweep, faults = sweep_in(reading.source, job.at("sweep"), f"{job.key}.sweep")
     reading.add(faults)
+    if sweep is not None:
+        sweeps[job.key] = sweep
     hyper = job.get("hyper", {})
     for path in paths_of(sweep) if sweep is not None else ():
         if path in hyper:
@@ -124,10 +138,10 @@ def _check_sweep(job: Given, reading: Reading) -> None:
             )
 
 
-def _check_after(job: Given, reading: Reading, may_follow: Collection[str]) -> None:
+def _check_after(job: Given, reading: Reading, names: Collection[str], known: Known) -> None:
     for index, name in enumerate(job.get("after", ())):
-        if name not in may_follow:
-            hint = "" if reading.is_full else did_you_mean(name, may_follow)
+        if name not in names and known.jobs is not None and name not in known.jobs:
+            hint = "" if reading.is_full else did_you_mean(name, [*names, *known.jobs])
             message = f"{_called(job)} waits for {shown(name)}, and there is no such job"
             _refuse_item(job, "after", index, reading, message, hint)
 

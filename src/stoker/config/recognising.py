@@ -17,7 +17,7 @@ from stoker.config.declared_file import read_as
 from stoker.config.fields import Reading
 from stoker.config.located import Located
 from stoker.config.manifest import Manifest
-from stoker.config.manifest_file import manifest_of
+from stoker.config.manifest_file import Making, made_of, manifest_as_it_is
 from stoker.config.manifest_rules import Known
 from stoker.host.durable import translated
 from stoker.model.errors import LocalFile
@@ -29,23 +29,25 @@ _HEAD_BYTES = 64 * 1024
 _TOP_KEY = re.compile(rb"^(?:\xef\xbb\xbf)?(?:\[\[?\s*|\{\s*)?[\"']?(nodes|jobs|hosts)[\"']?\s*[\]:=.]", re.MULTILINE)
 
 
-def read_declared(name: str, path: str, known: Callable[[], Known] = Known) -> Cluster | Manifest | None:
+def read_declared(
+    name: str, path: str, known: Callable[[], Known] = Known, make: Making[Manifest] = manifest_as_it_is
+) -> Cluster | Manifest | None:
     """Read a cluster file or a manifest, called `name` in what is said about it; nothing if it is neither.
 
-    `known` gives the names that a manifest may refer to, and is asked only for one. Raises what `read_cluster` and
-    `read_manifest` raise.
+    `known` gives the names that a manifest may refer to, and is asked only for one; `make` may find more that is wrong
+    with its jobs. Raises what `read_cluster` and `read_manifest` raise.
     """
     if not path.endswith(SUFFIXES) or not os.path.isfile(path):
         return None
 
-    def make(reading: Reading, tree: Located | None) -> Cluster | Manifest | None:
+    def read(reading: Reading, tree: Located | None) -> Cluster | Manifest | None:
         keys = _top_keys(path) if tree is None else tree.value.keys() & _KEYS
         if "nodes" in keys:
             return cluster_of(reading, tree)
-        return manifest_of(reading, tree, known()) if keys else None
+        return made_of(make, reading, tree, known()) if keys else None
 
     try:
-        return read_as(CLUSTER_FILE, name, path, make)
+        return read_as(CLUSTER_FILE, name, path, read)
     except LocalFile:
         if not _top_keys(path):
             return None

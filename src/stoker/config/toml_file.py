@@ -14,6 +14,7 @@ from stoker.model.errors import Fault
 _SAID = re.compile(r"(?P<what>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)", re.DOTALL)
 _PLAIN = (bool, int, float, str)
 _MOST_BITS = 8192
+_LARGE = 32 * 1024
 
 
 def read_toml(source: Source, faults: list[Fault], *, is_placed: bool = True) -> Located | None:
@@ -23,7 +24,11 @@ def read_toml(source: Source, faults: list[Fault], *, is_placed: bool = True) ->
     try:
         refuse_deep_keys(source)
         refuse_many_values(source)
-        raw = tomllib.loads(source.text)
+        raw = _plain(source)
+        if raw is None:
+            raw = tomllib.loads(source.text)
+        if not is_placed and (tree := _unplaced(raw, source.most_values)) is not None:
+            return tree
         places = find_places(source) if is_placed else {}
         return _Locating(source, faults, places).locate(raw, (), Spot((1, 1), (1, 1)))
     except tomllib.TOMLDecodeError as error:
@@ -35,6 +40,15 @@ def read_toml(source: Source, faults: list[Fault], *, is_placed: bool = True) ->
     except StopReading as stop:
         faults.append(stop.fault)
     return None
+
+
+def _plain(source: Source) -> dict[str, Any] | None:
+    """Give what a large file says, if that can be read quickly. A small one is read before the quick way is ready."""
+    if len(source.text) < _LARGE:
+        return None
+    from stoker.config.toml_plain import read_plain  # noqa: PLC0415 - its patterns cost as much as a small file
+
+    return read_plain(source.lines)
 
 
 def _number_fault(source: Source) -> Fault | None:
@@ -58,6 +72,37 @@ def _syntax_fault(source: Source, said: str) -> Fault:
         origin = source.at(line, len(source.lines[line - 1]) + 1 if source.lines else 1)
     hint = "put text in quotes" if what.startswith("invalid value") else ""
     return fault_at(origin, f"is not TOML: {what}", hint=hint)
+
+
+def _unplaced(raw: dict[str, Any], most_values: int) -> Located | None:
+    """Give values without their places; nothing if there is anything among them that would have to be refused."""
+    count = 0
+
+    def bare(value: Any, depth: int) -> Located:
+        nonlocal count
+        count += 1
+        kind = type(value)
+        if kind is dict:
+            inner = depth + 1
+            value = {key: bare(item, inner) for key, item in value.items()}
+        elif kind is list:
+            inner = depth + 1
+            value = [bare(item, inner) for item in value]
+        elif kind not in _PLAIN or (kind is int and value.bit_length() > _MOST_BITS):
+            raise _Odd
+        if depth > DEEPEST:
+            raise _Odd
+        return Located(value, 1, 1, 1, 1)
+
+    try:
+        tree = bare(raw, 0)
+    except _Odd:
+        return None
+    return tree if count <= most_values else None
+
+
+class _Odd(Exception):
+    """A value that is refused at its place."""
 
 
 class _Locating:

@@ -62,7 +62,8 @@ def find_places(source: Source) -> dict[Path, Spot]:
 
 def refuse_deep_keys(source: Source) -> None:
     """Stop at a dotted key of too many steps, before `tomllib` spends the square of them on it."""
-    if source.text.count(".") < DEEPEST:
+    # A key stands on one line. Ten thousand numbers have as many dots, each on a line of its own.
+    if source.text.count(".") < DEEPEST or all(line.count(".") < DEEPEST for line in source.lines):
         return
     for start, keys in _key_like(source.text):
         if len(keys) > 2 * DEEPEST and len(_ONE_STEP.findall(keys)) > DEEPEST:

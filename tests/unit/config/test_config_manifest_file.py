@@ -8,6 +8,7 @@ from stoker.config.manifest import HostEntry, JobEntry, overlaid
 from stoker.config.manifest_file import read_manifest
 from stoker.config.manifest_rules import Known
 from stoker.model.errors import LocalFile, ManifestFaults
+from stoker.model.leases import Partition
 from stoker.model.nodes import Cluster, Node
 from stoker.model.requirements import Wish
 from stoker.model.resources import GIB
@@ -367,3 +368,35 @@ def test_a_manifests_policy_takes_the_place_of_the_cluster_files(drawer: Drawer)
     assert (first.priority, first.deny_jobs, first.description) == (7, ("lora",), "left")
     assert second is cluster.nodes[1]
     assert overlaid(cluster, ()) is cluster
+
+
+def test_a_job_says_how_often_how_long_and_what_when_cut_off(drawer: Drawer) -> None:
+    text = '[[jobs]]\nname = "a"\ncommand = "x"\nattempts = 3\ntimeout = "8h"\non_partition = "keep"\n'
+    (job,) = read_manifest("m.toml", drawer.write(text, "m.toml")).jobs
+    assert (job.attempts, job.timeout, job.on_partition) == (3, "8h", Partition.KEEP)
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ('timeout = "soon"', "'soon' is not a time such as 90s, 30m or 8h"),
+        ('timeout = "90"', "'90' is not a time such as 90s, 30m or 8h"),
+        ('timeout = "0s"', "'0s' is not a time such as 90s, 30m or 8h"),
+        ("timeout = 90", "90 is not text"),
+        ("attempts = 0", "0 is less than 1"),
+        ('on_partition = "kep"', "'kep' is not stop or keep (did you mean 'keep'?)"),
+        ("priority = 1000001", "1000001 is more than 1000000"),
+    ],
+    ids=str,
+)
+def test_how_often_and_how_long_are_checked(drawer: Drawer, line: str, fault: str) -> None:
+    with pytest.raises(ManifestFaults) as raised:
+        read_manifest("m.toml", drawer.write(f'[[jobs]]\nname = "a"\ncommand = "x"\n{line}\n', "m.toml"))
+    assert fault in str(raised.value.faults[0])
+
+
+def test_ten_thousand_plain_jobs_are_read_and_the_one_that_is_wrong_is_found(drawer: Drawer) -> None:
+    text = "".join(f'[[jobs]]\nname = "j{at}"\ncommand = "x"\nhyper = {{ lr = 0.{at + 1} }}\n' for at in range(10_000))
+    assert len(read_manifest("m.toml", drawer.write(text, "m.toml")).jobs) == 10_000
+    with pytest.raises(ManifestFaults, match=r"m.toml:40001:1: jobs\[9999\].lr: a job has no key 'lr'"):
+        read_manifest("m.toml", drawer.write(f"{text}lr = 1\n", "m.toml"))
