@@ -36,8 +36,9 @@ def test_admin_alone_lists_what_there_is(shell: Shell) -> None:
     done = shell.stoker("admin")
     assert done.code == 0
     assert "stoker admin simulate" in done.out
-    (verb,) = shell.stoker("admin", "--json").objects()
-    assert verb["command"] == "stoker admin simulate"
+    verbs = [verb["command"] for verb in shell.stoker("admin", "--json").objects()]
+    assert {"stoker admin simulate", "stoker admin db"} <= set(verbs)
+    assert "stoker admin db check" in shell.stoker("admin", "db").out
 
 
 def test_a_simulation_reports_makespan_use_waits_and_pace(shell: Shell) -> None:

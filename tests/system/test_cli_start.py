@@ -99,7 +99,6 @@ def test_the_version_is_told_and_the_top_help_names_every_command(shell: Shell) 
     told = shell.stoker("help").out
     assert told == shell.stoker("--help").out
     assert all(f"  {command.words} " in told for command in COMMANDS if len(command.path) == 1)
-    assert "submit" not in told
 
 
 def test_recipes_are_listed_by_category(shell: Shell) -> None:

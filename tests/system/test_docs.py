@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -76,16 +75,26 @@ def test_the_examples_of_the_help_paste_into_both_shells(tmp_path: Path) -> None
         _read(words)
 
 
-@pytest.mark.parametrize("page", WITH_RUNS, ids=name_of)
-def test_examples_do_what_their_page_says(page: Path, tmp_path: Path) -> None:
+# Both shells hand programs the same words, as was just seen: it takes two pages to see that zsh runs them, too.
+IN_ZSH = {"README.md", "docs/guides/sweeps.md"}
+LIVES = [
+    pytest.param(
+        *(page, shell),
+        id=f"{name_of(page)}-{shell}",
+        marks=pytest.mark.slow if shell == "zsh" and name_of(page) not in IN_ZSH else (),
+    )
+    for page in WITH_RUNS
+    for shell in ("bash", "zsh")
+]
+
+
+@pytest.mark.parametrize(("page", "shell"), LIVES)
+def test_examples_do_what_their_page_says(page: Path, shell: str, tmp_path: Path) -> None:
+    if not has(shell):
+        pytest.skip(f"there is no {shell} here")
     blocks = [block for block in blocks_of(page) if block.is_run or block.file]
-    shells = [shell for shell in ("bash", "zsh") if has(shell)]
-    with ThreadPoolExecutor() as threads:
-        lived = [threads.submit(_live_through, shell, blocks, tmp_path / shell) for shell in shells]
-        wrong = [complaint for one in lived for complaint in one.result()]
+    wrong = _live_through(shell, blocks, tmp_path / shell)
     assert not wrong, "\n\n".join([*wrong, "what a page shows is written anew by: make docs"])
-    if len(shells) < 2:
-        pytest.skip(NO_ZSH)
 
 
 def _live_through(shell: str, blocks: list[Block], folder: Path) -> list[str]:

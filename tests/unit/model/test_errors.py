@@ -5,11 +5,18 @@ import re
 
 import pytest
 
-from stoker.model import errors, exits
+from stoker.model import errors, exits, fleet_errors
 from stoker.model.errors import Fault, Faults, StokerError
 from stoker.model.json_text import dumps, loads
 
-CLASSES = [found for found in vars(errors).values() if inspect.isclass(found) and issubclass(found, StokerError)]
+CLASSES = list(
+    dict.fromkeys(
+        found
+        for module in (errors, fleet_errors)
+        for found in vars(module).values()
+        if inspect.isclass(found) and issubclass(found, StokerError)
+    )
+)
 BRANCHES = [errors.BadInput, errors.Refused, errors.Unavailable, errors.Damaged, errors.WorkFailed]
 EVERY_CLASS = pytest.mark.parametrize("error", CLASSES, ids=lambda error: error.__name__)
 

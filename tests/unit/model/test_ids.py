@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from stoker.model.digests import is_digest
+from stoker.model.digests import digest_value, is_digest
 from stoker.model.ids import attempt_id, job_id
 
 GBT: dict[str, Any] = {"recipe": "tabular/gbt", "schema_version": 1, "args": {"depth": 6, "lr": 0.1, "data": "ab" * 32}}
@@ -25,6 +25,9 @@ def test_the_order_of_arguments_is_nothing_to_a_job():
         {"schema_version": 2},
         {"mode": "fast"},
         {"seed": 0},
+        {"split_recipe": "by_day"},
+        {"split_recipe": {"by": "day"}},
+        {"train_hosts": ["desk"]},
         {"args": {**GBT["args"], "depth": 7}},
         {"args": {**GBT["args"], "depth": 6.0}},
         {"args": {**GBT["args"], "depth": None}},
@@ -36,6 +39,27 @@ def test_everything_that_a_job_is_made_of_changes_its_id(change):
     changed = job_id(**{**GBT, **change})
     assert is_digest(changed)
     assert changed != job_id(**GBT)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0.0, -0.0, 0, False, None, "", [], {}, 1, True, 1.0, "1", {"a": 1}, {"a": True}, {"a": 1.0}, {"a": [0.0, -0.0]}],
+    ids=repr,
+)
+def test_the_id_is_the_digest_of_all_of_it_however_often_its_parts_were_met(value):
+    plain: dict[str, Any] = {
+        "schema": 1,
+        "recipe": "r",
+        "recipe_schema": 1,
+        "mode": "",
+        "args": {"x": value, "é": 1},
+        "seed": None,
+        "split_recipe": None,
+        "train_hosts": ["a", "b"],
+    }
+    for _ in range(2):
+        made = job_id(recipe="r", schema_version=1, args=plain["args"], train_hosts=("b", "a"))
+        assert made == digest_value("job", plain)
 
 
 def test_an_attempt_is_called_by_its_time_and_four_digits():

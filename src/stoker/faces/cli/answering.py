@@ -56,7 +56,7 @@ def _unknown(word: str) -> Usage:
     from stoker.model.suggest import did_you_mean
 
     known = list(dict.fromkeys(_first(command) for command in COMMANDS))
-    as_verb = [command.words for command in COMMANDS if command.path[1:] == (word,)]
+    as_verb = [command.words for command in COMMANDS if command.path[0] != word == command.path[-1]]
     hint = f"did you mean `stoker {as_verb[0]}`?" if len(as_verb) == 1 else ""
     hint = hint or instead_of(word) or did_you_mean(word, [*known, "help"]) or "`stoker --help` lists the commands"
     if word.startswith("-"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from stoker.faces.cli.flags import Flags
 from stoker.faces.cli.output import Output
@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from stoker.worker.ordering import Desk
 
 
+class Closeable(Protocol):
+    """What has to be closed at the end."""
+
+    def close(self) -> None: ...
+
+
 class Call:
     """Handed to the command that performs it."""
 
@@ -24,6 +30,7 @@ class Call:
         self.out = out
         self._build = build
         self._parts: Parts | None = None
+        self._opened: list[Closeable] = []
 
     @property
     def parts(self) -> Parts:
@@ -42,8 +49,14 @@ class Call:
         except Exception:  # noqa: BLE001 - it may be the very thing that is broken
             return ""
 
+    def keep_open(self, opened: Closeable) -> None:
+        """Close this when the command is over."""
+        self._opened.append(opened)
+
     def close(self) -> None:
         """Let go of what was built."""
+        for opened in self._opened:
+            opened.close()
         if self._parts is not None:
             self._parts.close()
 
@@ -63,17 +76,4 @@ class Call:
 
     def desk(self) -> Desk:
         """Give what takes orders."""
-        from stoker.worker.ordering import Desk
-
-        parts = self.parts
-        return Desk(
-            catalogue=parts.catalogue,
-            memo=parts.store.memo,
-            clock=parts.clock,
-            folder=parts.settings.folder,
-            version=parts.version,
-            entropy=parts.entropy(),
-            environment=parts.settings.environment,
-            capacity=parts.capacity,
-            count_gpus=lambda: len(parts.devices),
-        )
+        return self.parts.desk()

@@ -38,7 +38,7 @@ GRAMMAR = Grammar(
         "by its path, else by its digest), a receipt against its own checksum and the file it speaks of, a lock list "
         "against everything on disk. Exit code 15 if anything differs. Of a cluster file (it has `nodes`) and of a "
         "manifest (`jobs`, `hosts`), in YAML or TOML, every fault is told with its line, a recipe that is not "
-        "installed here among them; exit codes 23 and 24."
+        "installed here and values that its recipe does not take among them; exit codes 23 and 24."
     ),
     positionals=(
         Positional(
@@ -156,9 +156,9 @@ def _declared(call: Call, typed: Mapping[str, str]) -> list[Declared]:
     if not may_be:
         return []
     from stoker.config.recognising import read_declared
-    from stoker.faces.cli.declared_files import Declared, known_here
+    from stoker.faces.cli.declared_files import Declared, checked_here, known_here
 
-    read = partial(read_declared, known=lambda: known_here(call))
+    read = partial(read_declared, known=lambda: known_here(call), make=checked_here(call))
     looked_at = [Declared.of(name, path, read) for path, name in may_be.items()]
     return [one for one in looked_at if one.is_ours]
 

@@ -27,6 +27,7 @@ GROUPS = ("work", "watch", "machines", "things", "prove")
 
 COMMANDS = (
     Command("run", "work", "run a recipe or a plan here, now", "run"),
+    Command("submit", "work", "hand a manifest, a recipe or a program to the fleet", "fleet.submit"),
     Command("compare", "work", "trials beside each other, best first; or two jobs", "compare"),
     Command("fetch", "work", "fetch a model, a dataset or any file, whole and checked", "fetch.command"),
     Command("download-model", "work", "fetch one model file into models/, with its tokenizer", "download_model"),
@@ -34,10 +35,13 @@ COMMANDS = (
     Command("status", "watch", "what runs, what ran last, how full the store is", "status"),
     Command("jobs", "watch", "list jobs, the newest first", "jobs"),
     Command("jobs show", "watch", "everything known of one job", "jobs_show"),
+    Command("jobs wait", "watch", "until a job has ended; its end is the answer", "fleet.wait"),
+    Command("jobs priority", "watch", "put a job of the fleet elsewhere in the line", "fleet.priority"),
+    Command("jobs requeue", "watch", "start a job of the fleet again that has ended", "fleet.requeue"),
     Command("jobs rm", "watch", "forget a job; its results stay in the store", "jobs_rm"),
     Command("logs", "watch", "what a job's stages printed", "logs"),
     Command("cancel", "watch", "stop a running job and confirm that it stopped", "cancel"),
-    Command("explain", "watch", "why each stage ran or did not, field by field", "explain"),
+    Command("explain", "watch", "why a job is where it is, and why each stage ran or did not", "explain"),
     Command("doctor", "machines", "everything that matters about this machine, with hints", "machines.doctor"),
     Command("preflight", "machines", "what this installation can use, and what is there", "machines.preflight"),
     Command(
@@ -46,8 +50,15 @@ COMMANDS = (
         "which accelerators work here; --require fails without one",
         "machines.gpu_preflight",
     ),
+    Command("work", "machines", "let this machine work for a coordinator", "fleet.work"),
+    Command("pause", "machines", "give this machine to its owner for a while: no jobs", "fleet.pause"),
+    Command("serve", "machines", "serve a queue of jobs to workers: the coordinator", "fleet.serve"),
     Command("machines", "machines", "the machines that Stoker knows", "machines.listing"),
     Command("machines show", "machines", "one machine's capability, with where each fact came from", "machines.show"),
+    Command("machines drain", "machines", "what runs there finishes, no more comes", "fleet.drain"),
+    Command("machines cordon", "machines", "no more work for a machine or a device that is mistrusted", "fleet.cordon"),
+    Command("machines open", "machines", "let a machine or a device have work again", "fleet.open"),
+    Command("machines forget", "machines", "remove a machine from the fleet's list", "fleet.forget"),
     Command(
         "machines memory", "machines", "who holds how much of which GPU; --wait queues for room", "machines.memory"
     ),
@@ -75,6 +86,13 @@ COMMANDS = (
     Command("store adopt", "things", "let an old result stand for changed code", "store.adopt"),
     Command("store prune", "things", "free space: least recently used first", "store.prune"),
     Command("admin", "prove", "what operators need", "admin.listing"),
+    Command("admin reload", "prove", "have the coordinator read its files again", "admin.reload"),
+    Command("admin db", "prove", "the queue's database: check, back up, restore, move", "admin.db_listing"),
+    Command("admin db migrate", "prove", "bring the tables to this program's version", "admin.db_migrate"),
+    Command("admin db check", "prove", "prove that the queue kept its promises, job by job", "admin.db_check"),
+    Command("admin db backup", "prove", "write everything into one file, while it is served", "admin.db_backup"),
+    Command("admin db restore", "prove", "go on from a backup, under a new generation", "admin.db_restore"),
+    Command("admin db move", "prove", "into another database: SQLite to PostgreSQL or back", "admin.db_move"),
     Command(
         "admin simulate",
         "prove",
@@ -92,8 +110,8 @@ EVERYWHERE = (
 
 
 def find_command(words: list[str]) -> tuple[Command | None, list[str]]:
-    """Give the command that words begin with, two words before one, and the words that are left."""
-    for length in (2, 1):
+    """Give the command that words begin with, the longest that there is, and the words that are left."""
+    for length in (3, 2, 1):
         path = tuple(words[:length])
         for command in COMMANDS:
             if len(path) == length and command.path == path:
@@ -101,9 +119,10 @@ def find_command(words: list[str]) -> tuple[Command | None, list[str]]:
     return None, words
 
 
-def verbs_of(noun: str) -> list[Command]:
-    """Give the commands of two words that begin with a noun."""
-    return [command for command in COMMANDS if len(command.path) == 2 and command.path[0] == noun]
+def verbs_of(words: str) -> list[Command]:
+    """Give the commands that are these words and one more: of a noun its verbs."""
+    path = tuple(words.split())
+    return [command for command in COMMANDS if command.path[:-1] == path]
 
 
 def top_help() -> str:
@@ -117,7 +136,7 @@ def top_help() -> str:
         lines += ["", group]
         for command in COMMANDS:
             if command.group == group and len(command.path) == 1:
-                verbs = "|".join(verb.path[1] for verb in verbs_of(command.path[0]))
+                verbs = "|".join(verb.path[-1] for verb in verbs_of(command.words))
                 lines.append(f"  {command.words:<14} {command.summary}{f' [{verbs}]' if verbs else ''}")
     lines += ["", "everywhere"]
     lines += [f"  {name:<12} {text}" for name, text in EVERYWHERE]

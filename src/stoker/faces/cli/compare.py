@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from stoker.faces.cli.call import Call
+from stoker.faces.cli.fleet.naming import FleetJob, meant
+from stoker.faces.cli.fleet.reaching import AT
 from stoker.faces.cli.grammar import Grammar, Option, Positional, whole
 from stoker.faces.cli.job_facts import split_target
 from stoker.faces.view.charts import Chart, curves_chart, metrics_chart
@@ -22,9 +24,9 @@ from stoker.faces.view.times import ago
 from stoker.host.durable import translated, write_file
 from stoker.model.errors import Usage
 from stoker.model.frozen import changed
+from stoker.plan.ranking import Direction
 from stoker.worker.comparison import Comparison, compare_trials, read_curves
-from stoker.worker.gathering import Gathering
-from stoker.worker.ranking import Direction
+from stoker.worker.gathering import Gathered, Gathering
 from stoker.worker.sides import Fact, Side, compare_sides, side_of
 from stoker.worker.trials import trial_numbered
 
@@ -50,6 +52,7 @@ GRAMMAR = Grammar(
         Option("--csv", value="FILE", help="also write everything as CSV"),
         Option("--out", value="DIR", help="where the pictures go, instead of stoker-out/NAME/compare"),
         Option("--no-plots", help="no pictures and no page"),
+        AT,
     ),
     examples=(
         "stoker compare last",
@@ -77,9 +80,9 @@ def _compare_trials(call: Call, given: dict[str, Any], target: str) -> None:
     name, trial = split_target(target)
     if trial:
         raise Usage(f"{target} is one trial", hint=f"stoker compare {name} compares them all; or name another")
-    gathering = Gathering(call.find_job(name), parts.store)
+    gathering, gathered = _gather(call, target, given["at"])
     comparison = compare_trials(
-        gathering.trials(),
+        gathered,
         job=gathering.spec.name,
         attempt=gathering.spec.attempt,
         recipe=gathering.spec.recipe,
@@ -98,6 +101,20 @@ def _compare_trials(call: Call, given: dict[str, Any], target: str) -> None:
         folder = given["out"] or os.path.join(parts.settings.out, comparison.job, "compare")
         drawn = [chart for chart in charts if chart is not None]
         _write_pictures(call, folder, drawn, comparison_page(comparison, drawn))
+
+
+def _gather(call: Call, target: str, at: str | None) -> tuple[Gathering, list[Gathered]]:
+    """Give what is known of a job's trials; those of a fleet's sweep are jobs of their own."""
+    found = meant(call, target, at)
+    if not isinstance(found, FleetJob):
+        gathering = Gathering(found, call.parts.store)
+        return gathering, gathering.trials()
+    from stoker.faces.cli.fleet.comparing import gathered_points, gathering_of
+
+    if found.is_sweep:
+        return gathered_points(call, found)
+    gathering = gathering_of(call, found)
+    return gathering, gathering.trials()
 
 
 def _ranked(comparison: Comparison) -> dict[str, Any]:
@@ -148,7 +165,13 @@ def _compare_jobs(call: Call, given: dict[str, Any], names: Sequence[str]) -> No
 
 def _side(call: Call, given: dict[str, Any], target: str) -> Side:
     name, number = split_target(target)
-    gathering = Gathering(call.find_job(name), call.parts.store)
+    found = meant(call, target, given["at"])
+    if isinstance(found, FleetJob):
+        from stoker.faces.cli.fleet.comparing import gathering_of
+
+        gathering, trial = gathering_of(call, found), None
+        return side_of(gathering, trial, label=found.view.name, by=given["by"] or "", direction=_direction(given))
+    gathering = Gathering(found, call.parts.store)
     trial = trial_numbered(gathering.wanted(), number, gathering.spec.name) if number else None
     label = target if name != "last" else f"{gathering.spec.name}{f'/{number}' if number else ''}"
     return side_of(gathering, trial, label=label, by=given["by"] or "", direction=_direction(given))

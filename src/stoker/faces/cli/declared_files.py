@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from stoker.config.cluster_file import WHAT as CLUSTER_FILE
-from stoker.config.manifest import Manifest
+from stoker.config.fields import Reading
+from stoker.config.manifest import HostEntry, Manifest
 from stoker.config.manifest_file import WHAT as MANIFEST
+from stoker.config.manifest_file import Making, ReadJob
 from stoker.config.manifest_rules import Known
 from stoker.faces.cli.call import Call
 from stoker.faces.view.signs import ASCII, UNICODE
@@ -58,6 +60,17 @@ def known_here(call: Call) -> Known:
     """
     names, troubles = call.parts.recipes
     return Known(recipes=None if troubles else names)
+
+
+def checked_here(call: Call) -> Making[Manifest]:
+    """Give what holds a manifest's jobs against the recipes that are installed here."""
+
+    def make(jobs: Sequence[ReadJob], hosts: tuple[HostEntry, ...], reading: Reading) -> Manifest:
+        from stoker.worker.submitting.checking import check_values
+
+        return check_values(call.parts.catalogue, jobs, hosts, reading)
+
+    return make
 
 
 def tell_declared(call: Call, files: Sequence[Declared], *, is_alone: bool = True) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 from stoker.config.trees import refers
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.dry_run import forecast_as_json
+from stoker.faces.cli.fleet.naming import FleetJob, meant
+from stoker.faces.cli.fleet.reaching import AT
 from stoker.faces.cli.grammar import Grammar, Positional
 from stoker.faces.cli.job_facts import job_facts, job_story, nodes_named, split_target
 from stoker.faces.view.tables import table
@@ -31,14 +33,18 @@ GRAMMAR = Grammar(
     "explain",
     about=(
         "Say why each stage of a job ran or did not: the difference between what was wanted and what was known, field "
-        "by field. And say what would happen if the same job were run now, with today's code and files."
+        "by field. And say what would happen if the same job were run now, with today's code and files. Of a job of "
+        "the fleet, say why it is where it is: every machine and device with its score or its exact reason, its place "
+        "in line, when it may start, and what would change that."
     ),
     positionals=(
         Positional("NAME[/STAGE]", key="target", help="a job (a name, `last`, an id), or one stage or trial of it"),
         Positional("KEY", help="a setting of the job: the layers behind its value", is_required=False),
     ),
+    options=(AT,),
     examples=(
         "stoker explain last",
+        "stoker explain resnet/3",
         "stoker explain gbt/train_gbt",
         "stoker explain last/3",
         "stoker explain last lr",
@@ -49,8 +55,12 @@ GRAMMAR = Grammar(
 
 def perform(call: Call, given: dict[str, Any]) -> int:
     """Explain a job or one of its stages."""
-    name, stage = split_target(given["target"])
-    folder = call.find_job(name)
+    folder = meant(call, given["target"], given["at"])
+    if isinstance(folder, FleetJob):
+        from stoker.faces.cli.fleet.explaining import explain_fleet_job
+
+        return explain_fleet_job(call, folder)
+    stage = split_target(given["target"])[1]
     if given["key"]:
         return _explain_setting(call, folder, stage, given["key"])
     facts, story, trials = job_facts(folder), job_story(folder), trials_of_job(folder)

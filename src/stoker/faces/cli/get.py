@@ -6,6 +6,8 @@ import os
 from typing import Any
 
 from stoker.faces.cli.call import Call
+from stoker.faces.cli.fleet.naming import meant_of_fleet
+from stoker.faces.cli.fleet.reaching import AT
 from stoker.faces.cli.grammar import Grammar, Option, Positional
 from stoker.faces.cli.job_facts import job_story, split_target
 from stoker.faces.cli.kept import Kept, job_or_kept
@@ -40,11 +42,13 @@ GRAMMAR = Grammar(
         Option(
             "--force", help="also into a folder that has something in it; edited files are kept beside the new ones"
         ),
+        AT,
     ),
     examples=(
         "stoker get last results",
         "stoker get last --metrics curves.csv",
         "stoker get last/3 best",
+        "stoker get resnet results --at desk",
         "stoker get gbt models --stage train_gbt --force",
         "stoker get base --bundle base.tar.zst",
     ),
@@ -55,6 +59,11 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     """Copy results out."""
     parts = call.parts
     name, trial = split_target(given["name"])
+    fleet = meant_of_fleet(call, given["name"], given["at"])
+    if fleet is not None:
+        from stoker.faces.cli.fleet.getting import get_fleet_job
+
+        return get_fleet_job(call, fleet, given)
     found = job_or_kept(call, name)
     if isinstance(found, JobFolder):
         if given["metrics"] is not None:
@@ -105,7 +114,7 @@ def _lay_out(call: Call, name: str, wanted: list[Part], target: str, *, is_force
 
 def _write_bundle(call: Call, name: str, wanted: list[Part], given: dict[str, Any]) -> int:
     """Pack what is wanted into one file."""
-    from stoker.faces.cli.store.under_way import under_way
+    from stoker.faces.cli.under_way import under_way
     from stoker.store.bundle.writing import write_bundle
 
     path = os.path.join(call.parts.settings.folder, given["bundle"])
@@ -133,25 +142,8 @@ def _write_bundle(call: Call, name: str, wanted: list[Part], given: dict[str, An
 
 
 def _write_metrics(call: Call, folder: JobFolder, trial: str, path: str) -> int:
-    """Write every value that a job's trials measured, one a row."""
-    from stoker.plan.metrics_export import Series, export_csv, export_parquet
+    from stoker.faces.cli.metrics_writing import write_metrics
     from stoker.worker.gathering import Gathering
 
-    gathered = Gathering(folder, call.parts.store).trials()
-    series = [
-        Series(paths=one.curve_files, labels={"trial": str(one.end.trial.number), "label": one.end.trial.label})
-        for one in gathered
-        if trial in ("", str(one.end.trial.number))
-    ]
-    if not any(one.paths for one in series):
-        raise NotFound(
-            f"job {folder.spec().name} measured nothing", hint="print name=number, or use stoker_trainer: see the guide"
-        )
-    if not path.endswith(".csv") and os.path.isdir(path) and os.listdir(path):
-        raise Refused(f"{path} is not empty", hint="choose another folder, or FILE.csv")
-    written = export_csv(series, path) if path.endswith(".csv") else export_parquet(series, path)
-    call.out.object({"files": list(written.files), "rows": written.rows, "lost": written.lost})
-    call.out.line(f"{written.rows:,} values in {path}")
-    if written.lost:
-        call.out.note(f"note: {written.lost:,} values were dropped when they were measured")
-    return 0
+    gathered = [one for one in Gathering(folder, call.parts.store).trials() if trial in ("", str(one.end.trial.number))]
+    return write_metrics(call, folder.spec().name, gathered, path)

@@ -240,7 +240,7 @@ class _Reading:
         from stoker.faces.cli.near_words import instead
 
         self._hint = self._hint or instead(self._grammar.words, plain)
-        verbs = [verb.path[1] for verb in verbs_of(self._grammar.words)]
+        verbs = [verb.path[-1] for verb in verbs_of(self._grammar.words)]
         if not verbs:
             self._faults.append(f"nothing more was expected, got {' '.join(plain)!r}")
             return

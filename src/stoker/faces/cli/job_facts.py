@@ -36,12 +36,13 @@ def job_facts(folder: JobFolder) -> dict[str, Any]:
         "failed": end.failed if end else None,
         "exit_code": end.exit_code if end else None,
         "out": end.out if end else None,
+        "fleet": spec.options.get("fleet"),
     }
 
 
 def newest_jobs(runs: str, limit: int) -> list[dict[str, Any]]:
     """Give the newest jobs; a folder that can't be read is listed as that."""
-    return [_facts_or_why_not(folder) for folder in itertools.islice(job_folders(runs), limit)]
+    return [facts_or_why_not(folder) for folder in itertools.islice(job_folders(runs), limit)]
 
 
 def job_table(jobs: list[dict[str, Any]], *, now_s: float, columns: int) -> list[str]:
@@ -112,12 +113,13 @@ def _is_meant(node: NodeStory, names: tuple[str, ...]) -> bool:
     return any(name in (node.node, node.stage) or node.node.startswith(f"{name}[") for name in names)
 
 
-def _facts_or_why_not(folder: JobFolder) -> dict[str, Any]:
+def facts_or_why_not(folder: JobFolder) -> dict[str, Any]:
+    """Give a job as plain data, or what is wrong with its folder."""
     try:
         return job_facts(folder)
     except NotFound as error:
         blank: dict[str, Any] = dict.fromkeys(
-            ("job_id", "started_s", "ended_s", "elapsed_s", "hits", "ran", "failed", "exit_code", "out")
+            ("job_id", "started_s", "ended_s", "elapsed_s", "hits", "ran", "failed", "exit_code", "out", "fleet")
         )
         why = error.hint or str(error)
         return {"name": "?", "attempt": folder.attempt, "recipe": "?", "state": "unreadable", "why": why, **blank}

@@ -1,36 +1,108 @@
-"""`stoker jobs`: what ran here, the newest first."""
+"""`stoker jobs`: what ran here and what the fleet has, the newest first."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.faces.cli.call import Call
+from stoker.faces.cli.fleet.listing import Asked, Listed, first, list_jobs
+from stoker.faces.cli.fleet.reaching import AT, reach_if_any
 from stoker.faces.cli.grammar import Grammar, Option, whole
-from stoker.faces.cli.job_facts import job_table, newest_jobs
+from stoker.faces.cli.job_facts import job_table
+from stoker.faces.view.fleet import JOB_HEADER
+from stoker.faces.view.tables import table
+from stoker.hardware.detecting import host_name
+from stoker.model.errors import Usage
+from stoker.model.lifecycle import JobState
+from stoker.model.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from stoker.wire.client import FleetClient
 
 _LISTED = 20
+_AT_ONCE = 500
+
+
+def _states(text: str) -> str:
+    known = [str(state) for state in JobState]
+    for state in text.split(","):
+        if state not in known:
+            message = f"there is no state {state!r}; {did_you_mean(state, known) or ', '.join(known)}"
+            raise ValueError(message)
+    return text
+
 
 GRAMMAR = Grammar(
     "jobs",
-    about="List the jobs of this machine, the newest first. A job whose process is gone without a word has failed.",
-    options=(Option("--limit", value="N", read=whole(1), help=f"how many, {_LISTED} unless told"),),
-    examples=("stoker jobs", "stoker jobs show last", "stoker jobs --limit 100 --json"),
+    about=(
+        "List jobs, the newest first: those of the fleet, if there is one, and those that ran here. A job of this "
+        "machine whose process is gone without a word has failed."
+    ),
+    options=(
+        Option(
+            "--status", value="STATE", read=_states, help="only these: pending, running, failed; a comma for several"
+        ),
+        Option("--recipe", value="NAME", help="only jobs of this recipe"),
+        Option("--machine", value="NAME", help="only jobs that run, or ran last, there; `here` is this one"),
+        Option("--limit", value="N", read=whole(1), help=f"how many, {_LISTED} unless told"),
+        Option("--all", help="every one, page by page"),
+        AT,
+    ),
+    examples=(
+        "stoker jobs",
+        "stoker jobs --status failed",
+        "stoker jobs --status pending,running --machine desk",
+        "stoker jobs --all --json",
+    ),
 )
 
 
 def perform(call: Call, given: dict[str, Any]) -> int:
     """List the jobs."""
-    out, parts = call.out, call.parts
+    if given["all"] and given["limit"]:
+        raise Usage("--all and --limit: all of them, or so many?", hint="one of them")
+    settings = call.parts.settings
+    client = reach_if_any(call, given["at"])
+    asked = Asked(state=given["status"] or "", recipe=given["recipe"] or "", machine=given["machine"] or "")
     limit = given["limit"] or _LISTED
-    jobs = newest_jobs(parts.settings.runs, limit + 1)
-    for job in jobs[:limit]:
-        out.object(job)
-    if not jobs:
-        out.line("nothing has run here yet")
-        out.note("hint: stoker recipes")
-        return 0
-    for line in job_table(jobs[:limit], now_s=parts.clock.wall_s(), columns=out.columns):
+    page = _AT_ONCE if given["all"] else min(limit + 1, _AT_ONCE)
+    jobs = list_jobs(settings.runs, client, asked, here=host_name(settings.environment)[0], page=page)
+    if given["all"]:
+        count = 0
+        while True:
+            listed, is_more = first(jobs, _AT_ONCE)
+            _show(call, listed, client)
+            count += len(listed)
+            if not is_more:
+                return _none(call, asked, client) if not count else 0
+    listed, is_more = first(jobs, limit)
+    if not listed:
+        return _none(call, asked, client)
+    _show(call, listed, client)
+    if is_more:
+        call.out.note(f"note: older ones are not shown; --limit {limit * 5} shows more")
+    return 0
+
+
+def _show(call: Call, listed: list[Listed], client: FleetClient | None) -> None:
+    out, now_s = call.out, call.parts.clock.wall_s()
+    for one in listed:
+        out.object(one.body)
+    if client is None:
+        lines = job_table([one.body for one in listed], now_s=now_s, columns=out.columns)
+    else:
+        lines = table([one.row(now_s) for one in listed], header=JOB_HEADER, columns=out.columns)
+    for line in lines:
         out.line(line)
-    if len(jobs) > limit:
-        out.note(f"note: older ones are not shown; --limit {limit * 5} shows more")
+
+
+def _none(call: Call, asked: Asked, client: FleetClient | None) -> int:
+    if asked == Asked() and client is not None:
+        call.out.line("the fleet has no jobs yet, and nothing has run here")
+        call.out.note("hint: stoker submit manifest.toml")
+    elif asked == Asked():
+        call.out.line("nothing has run here yet")
+        call.out.note("hint: stoker recipes")
+    else:
+        call.out.line("no job is like that")
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.faces.cli.call import Call
+from stoker.faces.cli.fleet.naming import FleetJob, meant
 from stoker.faces.cli.grammar import Grammar, Positional
 from stoker.host.durable import remove_tree
 from stoker.model.errors import IllegalMove
@@ -20,7 +21,12 @@ GRAMMAR = Grammar(
 
 def perform(call: Call, given: dict[str, Any]) -> int:
     """Forget one job."""
-    folder = call.find_job(given["name"])
+    folder = meant(call, given["name"], "")
+    if isinstance(folder, FleetJob):
+        raise IllegalMove(
+            f"{folder.ref} is a job of the fleet, whose history is kept",
+            hint=f"stoker cancel {folder.ref} ends it; a job of this machine goes by its id",
+        )
     name = folder.spec().name
     if folder.state()[0] is JobState.RUNNING:
         raise IllegalMove(f"job {name} is running", hint=f"stoker cancel {name}", job=name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.faces.cli.call import Call
+from stoker.faces.cli.fleet.naming import FleetJob, meant
+from stoker.faces.cli.fleet.reaching import AT
 from stoker.faces.cli.grammar import Grammar, Positional
 from stoker.faces.cli.job_facts import job_facts, job_story, trial_ends
 from stoker.faces.view.arguments import flat, value_text
@@ -22,15 +24,20 @@ _METRICS_SHOWN = 3
 GRAMMAR = Grammar(
     "jobs show",
     about="Show one job: what was asked, how it stands, and how each of its stages went.",
-    positionals=(Positional("NAME", help="a job's name, `last`, or the beginning of an id"),),
-    examples=("stoker jobs show last", "stoker jobs show last --json"),
+    positionals=(Positional("NAME", help="a job's name, `name/3`, `last`, or the beginning of an id"),),
+    options=(AT,),
+    examples=("stoker jobs show last", "stoker jobs show resnet/3", "stoker jobs show last --json"),
 )
 
 
 def perform(call: Call, given: dict[str, Any]) -> int:
     """Show one job."""
+    folder = meant(call, given["name"], given["at"])
+    if isinstance(folder, FleetJob):
+        from stoker.faces.cli.fleet.showing import show_fleet_job
+
+        return show_fleet_job(call, folder)
     out, parts = call.out, call.parts
-    folder = call.find_job(given["name"])
     facts, spec, end, story = job_facts(folder), folder.spec(), folder.ended(), job_story(folder)
     trials = trials_of_job(folder)
     ends = trial_ends(trials, story, is_running=facts["state"] == "running") if is_sweep(trials) else []
@@ -41,7 +48,7 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     args = masked_args(spec.recipe, spec.args)
     more = {"args": args, "options": spec.options, "folder": spec.folder, "stoker": spec.stoker, "error": error}
     told = [_trial_as_json(one) for one in ends]
-    out.object({**facts, **more, "journal": folder.status_path, "stages": stages, "trials": told})
+    out.object({**facts, **more, "where": "here", "journal": folder.status_path, "stages": stages, "trials": told})
     took = f", took {span(facts['elapsed_s'])}" if facts["elapsed_s"] is not None else ""
     why = f" ({facts['why']})" if facts["why"] else ""
     out.line(f"{out.paint(spec.name, 'bold')}: {facts['state']}{why}")

@@ -124,13 +124,15 @@ class Output:
                 # Nobody can be told; the exit code still says it.
                 return
 
-    def asks(self, question: str) -> bool:
-        """Ask a yes-or-no question where somebody can answer; nobody there means no."""
+    def asks(self, question: str, *, by_default: bool = False) -> bool:
+        """Ask a yes-or-no question where somebody can answer; nobody there means no, whatever Enter alone means."""
         if not self.is_terminal or sys.stdin is None or not sys.stdin.isatty():
             return False
-        sys.stderr.write(f"{question} [y/N] ")
+        sys.stderr.write(f"{question} [{'Y/n' if by_default else 'y/N'}] ")
         sys.stderr.flush()
-        return sys.stdin.readline().strip().lower() in ("y", "yes")
+        answer = sys.stdin.readline()
+        # An end of input is not Enter.
+        return answer.strip().lower() in ("y", "yes") or (by_default and answer == "\n")
 
     def paint(self, text: str, colour: str) -> str:
         """Give the text in a colour, where there are colours."""

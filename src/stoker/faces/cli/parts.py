@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stoker.host.containment.box import Containment
 from stoker.host.http.exchange import Transport
@@ -13,6 +13,7 @@ from stoker.model.devices import Device
 from stoker.model.resources import Capacity
 from stoker.plan.cache import Cache
 from stoker.plan.catalogue import Catalogue
+from stoker.plan.code_identity import CodeIdentity
 from stoker.plan.history import History
 from stoker.store.download.receipt import Receipts
 from stoker.store.hub.settings import HubSettings
@@ -22,9 +23,13 @@ from stoker.store.objects.seam import ObjectStore
 from stoker.worker.execution import Tools
 
 if TYPE_CHECKING:
+    from stoker.coordinator.service.options import Coordinator, ServeOptions
     from stoker.hardware.ledger.ledger import Ledger
     from stoker.hardware.smoke import Smoked
     from stoker.hardware.survey import Survey
+    from stoker.wire.orders import Submission
+    from stoker.worker.keeper.options import WorkOptions
+    from stoker.worker.ordering import Desk
 
 
 class Settings(Protocol):
@@ -45,6 +50,14 @@ class Settings(Protocol):
     @property
     def runs(self) -> str:
         """A folder for each job."""
+
+    @property
+    def fleet(self) -> str:
+        """What a coordinator of this home keeps."""
+
+    @property
+    def queue(self) -> str:
+        """The address of its database, unless another one is named."""
 
     @property
     def out(self) -> str:
@@ -76,6 +89,10 @@ class Parts(Protocol):
     def objects(self) -> ObjectStore: ...
     @property
     def cache(self) -> Cache: ...
+    @property
+    def code(self) -> CodeIdentity:
+        """Which code stages are made of."""
+
     @property
     def history(self) -> History: ...
     @property
@@ -114,14 +131,23 @@ class Parts(Protocol):
     @property
     def receipts(self) -> Receipts: ...
 
-    def open_transport(self, longest_wait_s: float) -> Transport:
-        """Give a way to reach servers; whoever asks for it closes it."""
+    def open_transport(self, longest_wait_s: float, *, direct: tuple[str, ...] = ()) -> Transport:
+        """Give a way to reach servers, those in `direct` without a proxy; whoever asks for it closes it."""
 
     def hub_settings(self, endpoint: str, *, offline: bool = False) -> HubSettings:
         """Where the hub is and its cache lies; what is given wins over the environment."""
 
+    def serving(self, options: ServeOptions, read_manifest: Callable[[str], Submission]) -> Coordinator:
+        """Give a coordinator that can be run."""
+
+    def work(self, options: WorkOptions, tell: Callable[[str, dict[str, Any]], None]) -> int:
+        """Be a worker of a coordinator until there is a reason to end; give the exit code."""
+
     def contain_by(self, mechanism: str) -> None:
         """Keep programs' memory within bounds by exactly this mechanism."""
+
+    def desk(self) -> Desk:
+        """Give what takes orders, from the folder where the command was given."""
 
     def entropy(self) -> int:
         """Give fresh random bits, for ids."""

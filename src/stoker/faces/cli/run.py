@@ -126,8 +126,8 @@ def _order(call: Call, desk: Desk, given: dict[str, Any]) -> Order:
     if wanted.target.endswith(SUFFIXES) and not wanted.program:
         raise UnknownRecipe(
             f"{wanted.target} is no recipe and no plan",
-            hint=f"settings of a recipe or a program: --config {wanted.target}; of a manifest, `stoker cluster place "
-            f"{wanted.target}` says where its jobs would go",
+            hint=f"settings of a recipe or a program: --config {wanted.target}; a manifest's jobs go to the fleet: "
+            f"stoker submit {wanted.target}",
         )
     draft = desk.draft(wanted)
     _check_size(call, draft, given)

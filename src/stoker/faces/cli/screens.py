@@ -30,7 +30,7 @@ class Screen(Protocol):
 
 
 class PlainScreen:
-    """Lines as they come, without control codes; what runs long is mentioned every so often."""
+    """Lines as they come, without control codes; what runs long is mentioned every so often, if it has changed."""
 
     def __init__(self, out: Output, clock: Clock) -> None:
         self._out = out
@@ -51,9 +51,13 @@ class PlainScreen:
             self._thread.join()
 
     def _beat(self, running: Running) -> None:
+        said: list[str] = []
         while not self._is_over.wait(HEARTBEAT_S):
-            for line in running(self._clock.wall_s(), HEARTBEAT_S / 2):
-                self._out.line(f"  {line}")
+            lines = running(self._clock.wall_s(), HEARTBEAT_S / 2)
+            for line in lines:
+                if line not in said:
+                    self._out.line(f"  {line}")
+            said = lines
 
 
 class SilentScreen:

@@ -1,4 +1,4 @@
-"""`stoker status`: what runs and how far it is, what ran last, how full the store is. Cheap to ask."""
+"""`stoker status`: what runs and how far it is, here and on the fleet, what ran last, how full the store is."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import os
 from typing import Any
 
 from stoker.faces.cli.call import Call
+from stoker.faces.cli.fleet.overview import look_at_fleet
+from stoker.faces.cli.fleet.reaching import AT, reach_if_any
 from stoker.faces.cli.grammar import Grammar
 from stoker.faces.cli.job_facts import job_story, job_table, newest_jobs
 from stoker.faces.view.stages import running_text, waiting_text
 from stoker.faces.view.times import ago
 from stoker.model.units import format_size
 from stoker.worker.job_folder import JobFolder
+from stoker.worker.keeper.owner_pause import read_pause
 from stoker.worker.story import NodeStory
 
 _LOOKED_AT = 50
@@ -20,16 +23,23 @@ _LONGEST_LOOK_S = 0.1
 
 GRAMMAR = Grammar(
     "status",
-    about="Say what runs and how far it is, what ran last, and how full the store is. Bare `stoker` does the same.",
-    examples=("stoker status", "stoker status --json"),
+    about=(
+        "Say what runs and how far it is, what ran last, and how full the store is; where there is a coordinator, how "
+        "its fleet stands. Bare `stoker` does the same."
+    ),
+    options=(AT,),
+    examples=("stoker status", "stoker status --at desk", "stoker status --json"),
 )
 
 
-def perform(call: Call, _given: dict[str, Any]) -> int:
+def perform(call: Call, given: dict[str, Any]) -> int:
     """Show how things stand."""
     out, parts = call.out, call.parts
+    client = reach_if_any(call, given["at"])
+    fleet = look_at_fleet(client) if client is not None else None
     now_s = parts.clock.wall_s()
-    jobs = newest_jobs(parts.settings.runs, _LOOKED_AT)
+    # What ran here for the fleet is told with the fleet.
+    jobs = [job for job in newest_jobs(parts.settings.runs, _LOOKED_AT) if fleet is None or not job["fleet"]]
     running = [job for job in jobs if job["state"] == "running"]
     recent = [job for job in jobs if job["state"] != "running"][:_LISTED]
     for job in running:
@@ -42,15 +52,23 @@ def perform(call: Call, _given: dict[str, Any]) -> int:
         job["stages"] = [node.to_json() for node in at_work]
         _show_running(call, job, nodes, at_work, now_s)
     size_bytes, is_all = _kept_bytes(call)
-    out.object({"running": running, "recent": recent, "store_bytes": size_bytes, "store_bytes_complete": is_all})
-    if not running:
+    pause = read_pause(parts.settings.state, now_s=now_s)
+    told = {"running": running, "recent": recent, "store_bytes": size_bytes, "store_bytes_complete": is_all}
+    told |= {"paused": None if pause is None else pause.why()}
+    out.object({**told, "fleet": fleet.to_dict() if fleet is not None else None})
+    if fleet is not None:
+        for line in fleet.lines(now_s, columns=out.columns):
+            out.line(line)
+    if not running and fleet is None:
         out.line("nothing runs")
+    if pause is not None:
+        out.line(f"takes no jobs of a fleet: {pause.why()}; `stoker pause --off` ends that")
     if recent:
         out.line()
         for line in job_table(recent, now_s=now_s, columns=out.columns):
             out.line(line)
     out.line(f"\nstore: {'' if is_all else 'more than '}{format_size(size_bytes)} in {parts.settings.store}")
-    if not jobs:
+    if not jobs and fleet is None:
         out.line("nothing has run here yet; `stoker recipes` lists what could")
     return 0
 

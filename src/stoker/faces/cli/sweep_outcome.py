@@ -9,10 +9,10 @@ from typing import Any
 from stoker.faces.cli.call import Call
 from stoker.faces.view.stages import number
 from stoker.model.frozen import frozen
+from stoker.plan.ranking import best_first, measure_for
 from stoker.worker.execution import JobResult
 from stoker.worker.ordering import Order
 from stoker.worker.program_order import flat
-from stoker.worker.ranking import best_first, measure_for
 from stoker.worker.sweep_end import count_ends
 from stoker.worker.trials import TrialEnd
 

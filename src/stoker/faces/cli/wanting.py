@@ -7,26 +7,31 @@ from typing import Any
 from stoker.model.errors import Usage
 from stoker.worker.ordering import Wanted
 
-_BOTH = "stoker run RECIPE key=value …, or stoker run key=value … -- PROGRAM"
+_ASKED = {
+    "run": ("what is to run?", "a recipe, a plan file"),
+    "submit": ("what is to be submitted?", "a manifest, a recipe"),
+}
 
 
-def read_wanted(given: dict[str, Any]) -> Wanted:
+def read_wanted(given: dict[str, Any], *, verb: str = "run") -> Wanted:
     """Understand what is wanted; `Usage` for words that can't mean anything."""
     target, values = given["target"], list(given["values"])
     if given["program"] is not None:
         if not given["program"]:
-            raise Usage("no program follows --", hint="stoker run lr=1e-2,1e-3 -- python train.py --lr {lr}")
+            raise Usage("no program follows --", hint=f"stoker {verb} lr=1e-2,1e-3 -- python train.py --lr {{lr}}")
         # In front of a program every word is a setting.
         values, target = ([target, *values] if target else values), ""
         _refuse_lonely(values, "a recipe or a program, not both: the program follows --")
     elif not target:
-        raise Usage("what is to run?", hint="a recipe, a plan file, or -- and a program; see `stoker help run`")
+        question, targets = _ASKED[verb]
+        raise Usage(question, hint=f"{targets}, or -- and a program; see `stoker help {verb}`")
     elif target.endswith((".py", ".sh")) or target in ("python", "python3"):
         words = " ".join([target, *values])
         program = words if target.startswith("python") else f"{'python' if target.endswith('.py') else 'sh'} {words}"
-        raise Usage(f"{target!r} is no recipe", hint=f"a program follows --: stoker run -- {program}")
+        raise Usage(f"{target!r} is no recipe", hint=f"a program follows --: stoker {verb} -- {program}")
     elif "=" in target:
-        raise Usage(f"{target!r} is a setting, and nothing says of what", hint=_BOTH)
+        both = f"stoker {verb} RECIPE key=value …, or stoker {verb} key=value … -- PROGRAM"
+        raise Usage(f"{target!r} is a setting, and nothing says of what", hint=both)
     _refuse_lonely(values, "an argument is one word: no spaces around the =")
     return Wanted(
         target=target,

@@ -13,8 +13,8 @@ from stoker.faces.view.arguments import value_text
 from stoker.faces.view.scales import Scale, can_be_drawn, scale_of, scale_over, scale_through, spans
 from stoker.faces.view.stages import number
 from stoker.model.frozen import frozen
+from stoker.plan.ranking import Direction, Measure
 from stoker.worker.comparison import CURVES_DRAWN, Comparison, Curves, TrialRow
-from stoker.worker.ranking import Direction, Measure
 
 LEGEND = 8
 """How many trials a legend names."""

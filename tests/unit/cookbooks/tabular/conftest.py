@@ -9,8 +9,8 @@ from tests.unit.cookbooks.tabular.walking import Walked, run_recipe
 
 @pytest.fixture(scope="session")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Walked:
-    """The main job, run once: three models on the breast cancer set."""
-    return run_recipe("compare", tmp_path_factory.mktemp("compare"))
+    """The main job, run once, with smaller models: three of them on the breast cancer set."""
+    return run_recipe("compare", tmp_path_factory.mktemp("compare"), trees=40, epochs=60)
 
 
 @pytest.fixture(scope="session")

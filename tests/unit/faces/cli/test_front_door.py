@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.faces.cli.aliases import ALIASES, expand
-from stoker.faces.cli.commands import COMMANDS, find_command, top_help
+from stoker.faces.cli.commands import COMMANDS, find_command, top_help, verbs_of
 from stoker.faces.cli.flags import take_flags
 
 
@@ -13,12 +13,22 @@ def test_flags_of_every_command_are_taken_from_anywhere_but_behind_two_dashes() 
     assert (flags.json, flags.quiet, flags.debug) == (True, True, False)
 
 
-def test_two_words_are_tried_before_one() -> None:
+def test_the_longest_command_wins() -> None:
+    assert find_command(["admin", "db", "check", "x"]) == (
+        next(one for one in COMMANDS if one.words == "admin db check"),
+        ["x"],
+    )
     assert find_command(["jobs", "show", "x"])[0] is next(one for one in COMMANDS if one.words == "jobs show")
     command, rest = find_command(["jobs", "--limit", "3"])
     assert command is not None
     assert (command.words, rest) == ("jobs", ["--limit", "3"])
     assert find_command(["nothing"]) == (None, ["nothing"])
+
+
+def test_verbs_of_a_noun_are_those_one_word_longer() -> None:
+    assert "admin db" in [verb.words for verb in verbs_of("admin")]
+    assert all(len(verb.path) == 2 for verb in verbs_of("admin"))
+    assert {verb.path[-1] for verb in verbs_of("admin db")} == {"migrate", "check", "backup", "restore", "move"}
 
 
 @pytest.mark.parametrize(("old", "new"), ALIASES)

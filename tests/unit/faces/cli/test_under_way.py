@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.faces.cli import interrupting
-from stoker.faces.cli.store.under_way import Amount, under_way
+from stoker.faces.cli.under_way import Amount, under_way
 from stoker.model.clock import FakeClock
 from stoker.model.errors import Cancelled, StokerError, Terminated
 

@@ -10,8 +10,8 @@ from stoker.faces.view.charts import LEGEND, Chart, Line, Panel, curve_panel, cu
 from stoker.faces.view.png import to_png
 from stoker.faces.view.scales import Scale
 from stoker.faces.view.svg import to_svg
+from stoker.plan.ranking import Direction, Measure, best_first
 from stoker.worker.comparison import Comparison, Curves, TrialRow
-from stoker.worker.ranking import Direction, Measure, best_first
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -16,8 +16,8 @@ from stoker.faces.view.sides_page import sides_chart, sides_page
 from stoker.faces.view.signs import ASCII
 from stoker.model.frozen import changed
 from stoker.model.printable import one_line
+from stoker.plan.ranking import Direction, Measure
 from stoker.worker.comparison import Comparison, Curves
-from stoker.worker.ranking import Direction, Measure
 from stoker.worker.settings import Setting
 from stoker.worker.sides import Fact, Side, compare_sides
 from tests.unit.faces.view.test_charts import comparison, row

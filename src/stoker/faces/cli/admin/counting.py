@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from stoker.faces.cli.call import Call
-from stoker.faces.cli.store.under_way import watched
+from stoker.faces.cli.under_way import watched
 from stoker.faces.view.transfers import bar, left_text
 from stoker.model.errors import Cancelled, StokerError
 
@@ -25,9 +25,10 @@ class Count:
         self._is_unicode = is_unicode
         self._asked: StokerError | None = None
 
-    def reach(self, done: int) -> None:
-        """Take in how many are done; ends the work if that was asked for."""
+    def reach(self, done: int, total: int | None = None) -> None:
+        """Take in how many are done, perhaps of a new total; ends the work if that was asked for."""
         self._done = done
+        self._total = self._total if total is None else total
         if self._asked is not None:
             raise KeyboardInterrupt
 

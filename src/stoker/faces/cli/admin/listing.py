@@ -18,9 +18,14 @@ GRAMMAR = Grammar(
 
 def perform(call: Call, _given: dict[str, Any]) -> int:
     """List the verbs."""
-    verbs = [(f"stoker {verb.words}", verb.summary) for verb in verbs_of("admin")]
-    for words, summary in verbs:
-        call.out.object({"command": words, "summary": summary})
+    list_verbs(call, "admin")
+    return 0
+
+
+def list_verbs(call: Call, words: str) -> None:
+    """Show the commands that are some words and one more."""
+    verbs = [(f"stoker {verb.words}", verb.summary) for verb in verbs_of(words)]
+    for command, summary in verbs:
+        call.out.object({"command": command, "summary": summary})
     for line in table([list(verb) for verb in verbs], columns=call.out.columns):
         call.out.line(line)
-    return 0

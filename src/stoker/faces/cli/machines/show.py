@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.faces.cli.call import Call
+from stoker.faces.cli.fleet.reaching import AT, reach_if_any
 from stoker.faces.cli.grammar import Grammar, Positional
 from stoker.faces.view.devices import ram_text
+from stoker.faces.view.fleet import machine_lines
 from stoker.faces.view.tables import table
 from stoker.hardware.requiring import faked_by
 from stoker.model.capability import Capability
@@ -18,7 +20,8 @@ GRAMMAR = Grammar(
     "machines show",
     about="Show everything that was found out about a machine, and who said it. With --json it is one object.",
     positionals=(Positional("NAME", help="which machine; this one unless told", is_required=False),),
-    examples=("stoker machines show", "stoker machines show --json"),
+    options=(AT,),
+    examples=("stoker machines show", "stoker machines show lab1", "stoker machines show --json"),
 )
 
 
@@ -27,10 +30,8 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     out = call.out
     capability = call.parts.capability
     name = given["name"]
-    if name and name != capability.hostname:
-        raise NotFound(
-            f"there is no machine {name!r}", hint=f"this one is {capability.hostname}; `stoker machines` lists"
-        )
+    if name and (given["at"] or name != capability.hostname):
+        return _show_of_fleet(call, name, given["at"])
     label = faked_by(capability)
     out.object({**capability.to_dict(), "label": label})
     out.line(f"{capability.hostname}{f' ({label})' if label else ''}")
@@ -43,6 +44,19 @@ def perform(call: Call, given: dict[str, Any]) -> int:
             out.line(line)
     for finding in capability.findings:
         out.line(f"\n{finding.code}: {finding.message}{f' (hint: {finding.hint})' if finding.hint else ''}")
+    return 0
+
+
+def _show_of_fleet(call: Call, name: str, at: str | None) -> int:
+    """Show a machine of the fleet."""
+    client = reach_if_any(call, at)
+    if client is None:
+        here = call.parts.capability.hostname
+        raise NotFound(f"there is no machine {name!r}", hint=f"this one is {here}; `stoker machines` lists")
+    machine, out = client.machine(name), call.out
+    out.object({**machine.model_dump(mode="json"), "is_here": False})
+    for line in machine_lines(machine, call.parts.clock.wall_s()):
+        out.line(line)
     return 0
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.faces.cli.call import Call
-from stoker.faces.cli.grammar import Grammar, Option, duration, size
+from stoker.faces.cli.fleet.reaching import AT
+from stoker.faces.cli.grammar import Grammar, Option, duration, size, whole
 from stoker.faces.view.tables import table
 from stoker.model.errors import Usage
 from stoker.model.units import format_size
@@ -31,13 +32,21 @@ GRAMMAR = Grammar(
         "put under a name, or used by a running job, stays. What was pruned is still known: it counts as a result "
         "until somebody needs the bytes. Leftovers of processes that died go too, uploads that rested for a week, and "
         "checkpoints of work that did not succeed after 30 days. `stoker clean-cache` is the same as `stoker store "
-        "prune --everywhere`: it lists every place that Stoker fills, with its size, and clears up all of them. What "
+        "prune --everywhere`: it lists every place that Stoker fills, with its size, and clears up all of them. With "
+        "--fleet the coordinator's results go instead: too old ones, except each job's newest, then the oldest until "
+        "the rest fits; pinned ones stay. What "
         "would go is shown first; nothing is removed unless you say --yes, or y where it asks you, at a terminal."
     ),
     options=(
         Option("--max-size", value="SIZE", read=size, help="keep at most this much: 500MB, 10G"),
         Option("--older-than", value="TIME", read=duration, help="let go of what was unused for longer: 12h, 30d"),
         Option("--everywhere", help="every place, not only the store"),
+        Option("--fleet", help="results and logs that lie with the coordinator, instead of this machine's store"),
+        Option("--keep-last", value="N", read=whole(0), help="with --fleet: of each job, so many of its newest; 1"),
+        Option(
+            "--logs-older-than", value="TIME", read=duration, help="with --fleet: logs of attempts that ended before"
+        ),
+        AT,
         Option("--quarantine", help="with --everywhere: what is in quarantine goes, too, however young"),
         Option("--downloads", help="with --everywhere: unfinished downloads go, too, however young"),
         Option("--dry-run", help="only show what would be done; asks nothing"),
@@ -47,6 +56,7 @@ GRAMMAR = Grammar(
         "stoker store prune --max-size 10G",
         "stoker store prune --older-than 30d --yes",
         "stoker store prune --everywhere",
+        "stoker store prune --fleet --older-than 90d --keep-last 2 --logs-older-than 30d",
     ),
 )
 
@@ -54,6 +64,10 @@ GRAMMAR = Grammar(
 def perform(call: Call, given: dict[str, Any]) -> int:
     """Decide, show, and act if told to."""
     _refuse_misfits(given)
+    if given["fleet"]:
+        from stoker.faces.cli.store.prune_fleet import prune_fleet
+
+        return prune_fleet(call, given)
     parts, out = call.parts, call.out
     leases = parts.tools.engine.leases
     found = tuple(
@@ -95,6 +109,12 @@ def _refuse_misfits(given: dict[str, Any]) -> None:
     for word in ("quarantine", "downloads"):
         if given[word] and not given["everywhere"]:
             raise Usage(f"--{word} goes with --everywhere", hint=f"stoker store prune --everywhere --{word}")
+    for word in ("keep_last", "logs_older_than", "at"):
+        if given[word] is not None and not given["fleet"]:
+            option = word.replace("_", "-")
+            raise Usage(f"--{option} goes with --fleet", hint="stoker store prune --fleet")
+    if given["fleet"] and given["everywhere"]:
+        raise Usage("this machine or the fleet: say one of them", hint="stoker help store prune")
     if given["yes"] and given["dry_run"]:
         raise Usage("--dry-run removes nothing, and --yes removes it: say one of them", hint="stoker help store prune")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.grammar import Grammar, Option, Positional
-from stoker.faces.cli.store.under_way import under_way
+from stoker.faces.cli.under_way import under_way
 from stoker.model.units import format_size
 from stoker.store.putting import PutThing, Wish, survey
 from stoker.store.refs import check_ref_name, list_refs

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.grammar import Grammar, Option, size
-from stoker.faces.cli.store.under_way import under_way
+from stoker.faces.cli.under_way import under_way
 from stoker.faces.view.tables import table
 from stoker.model.errors import CorruptBytes, Usage
 from stoker.model.units import format_size

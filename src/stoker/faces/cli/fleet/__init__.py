@@ -1,0 +1,1 @@
+"""Commands of the fleet: the coordinator, its workers, and jobs on them."""

@@ -1,0 +1,56 @@
+"""Jobs of the fleet for `stoker compare`: their mirrored folders, read like those of this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stoker.faces.cli.call import Call
+from stoker.faces.cli.fleet.naming import FleetJob
+from stoker.model.errors import NotFound, TooManyTrials
+from stoker.model.frozen import changed
+from stoker.worker.gathering import Gathered, Gathering
+from stoker.worker.shipping.mirrored import Mirrored
+
+if TYPE_CHECKING:
+    from stoker.wire.views import JobView
+
+MOST_POINTS = 500
+"""Each is fetched with all its curves."""
+
+
+def gathering_of(call: Call, job: FleetJob, point: JobView | None = None) -> Gathering:
+    """Fetch what is known of a job's last attempt. It goes with the command."""
+    view = point or job.view
+    if not view.attempt:
+        raise NotFound(f"nothing has run of {view.name} yet", hint=f"stoker explain {view.name}")
+    mirror = Mirrored(job.client, view.id, view.attempt, wants=lambda path: not path.startswith(("logs/", "code/")))
+    call.keep_open(mirror)
+    mirror.pull()
+    if not mirror.has("job.json"):
+        raise NotFound(f"nothing of {view.name} has arrived at the coordinator yet", hint="try again in a moment")
+    return Gathering(mirror.folder, call.parts.store)
+
+
+def gathered_points(call: Call, job: FleetJob) -> tuple[Gathering, list[Gathered]]:
+    """Fetch what is known of every point of a sweep that has run; the first of them speaks for all."""
+    points = [point for point in job.points() if point.attempt]
+    if not points:
+        raise NotFound(f"no point of {job.ref} has run yet", hint=f"stoker explain {job.ref}")
+    if len(points) > MOST_POINTS:
+        raise TooManyTrials(
+            f"{job.ref} has {len(points):,} points; {MOST_POINTS} are the most that are compared with their curves",
+            hint="`stoker status` and the leaderboard rank any number of them",
+            trials=len(points),
+        )
+    gatherings = [gathering_of(call, job, point) for point in points]
+    found = [
+        _as_point(one, point) for gathering, point in zip(gatherings, points, strict=True) for one in gathering.trials()
+    ]
+    return gatherings[0], found
+
+
+def _as_point(one: Gathered, point: JobView) -> Gathered:
+    """Call a job's only trial what the sweep calls it."""
+    number = int(point.name.rpartition("/")[2])
+    trial = changed(one.end.trial, number=number, label=point.label)
+    return changed(one, end=changed(one.end, trial=trial))

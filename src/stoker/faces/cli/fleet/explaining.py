@@ -1,0 +1,63 @@
+"""`stoker explain` of a job of the fleet: why it is where it is, every machine with its reason; and how it went."""
+
+from __future__ import annotations
+
+from stoker.faces.cli.call import Call
+from stoker.faces.cli.fleet.naming import FleetJob
+from stoker.faces.cli.fleet.showing import fleet_stages
+from stoker.faces.view.fleet import attempt_row, event_text
+from stoker.faces.view.fleet_explaining import explanation_lines
+from stoker.faces.view.tables import table
+from stoker.faces.view.times import ago, span
+from stoker.model.lifecycle import JobState
+
+_MOST_EVENTS = 12
+_MOST_POINTS = 50
+
+
+def explain_fleet_job(call: Call, job: FleetJob) -> int:
+    """Explain one job of the fleet, or in a line each the points of a sweep."""
+    if job.is_sweep:
+        return _explain_points(call, job)
+    out, now_s = call.out, call.parts.clock.wall_s()
+    told = job.client.explain(job.view.id)
+    stages = fleet_stages(call, job) if JobState(told.job.state).is_terminal else []
+    out.object({**told.model_dump(mode="json"), "where": "fleet", "stages": [node.to_json() for node in stages]})
+    for line in explanation_lines(told, now_s=now_s, columns=out.columns):
+        out.line(line)
+    if job.story.attempts:
+        rows = [attempt_row(attempt, now_s) for attempt in job.story.attempts]
+        out.line()
+        for line in table(rows, header=("try", "machine", "", "began", "took", ""), columns=out.columns):
+            out.line(line)
+    if stages:
+        out.line()
+        rows = [[node.node, f"{node.ending} {span(node.seconds)}".strip(), node.message] for node in stages]
+        for line in table(rows, header=("stage", "then", "why"), columns=out.columns):
+            out.line(line)
+    events = job.story.events[-_MOST_EVENTS:]
+    if events:
+        out.line()
+        for event in events:
+            out.line(f"{ago(float(event.get('ts', now_s)), now_s):>12}  {event_text(event)}")
+    return 0
+
+
+def _explain_points(call: Call, job: FleetJob) -> int:
+    out = call.out
+    points = job.points()
+    waiting = [point for point in points if not JobState(point.state).is_terminal]
+    rows = []
+    for point in waiting[:_MOST_POINTS]:
+        told = job.client.explain(point.id)
+        out.object({**told.model_dump(mode="json"), "where": "fleet"})
+        rows.append([point.name, point.label, told.verdict])
+    if not waiting:
+        out.line(f"all {len(points):,} points of {job.ref} have ended: stoker jobs show {job.ref}")
+        return 0
+    for line in table(rows, header=("job", "point", ""), columns=out.columns):
+        out.line(line)
+    if len(waiting) > _MOST_POINTS:
+        out.note(f"note: {len(waiting) - _MOST_POINTS:,} more wait")
+    out.note(f"every machine, with its reason: stoker explain {waiting[0].name}")
+    return 0

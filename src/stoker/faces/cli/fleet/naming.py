@@ -1,0 +1,147 @@
+"""Which job a NAME means: one that ran here, or one of the fleet. Of two the newer is meant, and a note says so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stoker.faces.cli.call import Call
+from stoker.faces.cli.fleet.reaching import client_of, find, note_if_gone
+from stoker.model.errors import BadAnswer, NotFound, StokerError
+from stoker.model.fleet_errors import NoCoordinator
+from stoker.model.frozen import frozen
+
+if TYPE_CHECKING:
+    from stoker.wire.client import FleetClient
+    from stoker.wire.views import JobStory, JobView
+    from stoker.worker.job_folder import JobFolder
+
+
+@frozen
+class FleetJob:
+    """A job of the fleet that was asked for by name."""
+
+    client: FleetClient
+    ref: str
+    """As it was asked for; the bare name of a sweep means all its points."""
+    story: JobStory
+    """Of the newest that goes by that name."""
+    stage: str = ""
+    """What stood behind the name: a stage of it."""
+
+    @property
+    def view(self) -> JobView:
+        return self.story.job
+
+    @property
+    def is_sweep(self) -> bool:
+        """Whether the name stands for several points."""
+        return self.view.name.rpartition("/")[0] == self.ref
+
+    def points(self) -> list[JobView]:
+        """Give the jobs that the name stands for, in their order: of each point of a sweep the newest."""
+        if not self.is_sweep:
+            return [self.view]
+        from stoker.wire.waiting import points_of
+
+        return points_of(self.client, self.ref)
+
+
+def meant(call: Call, target: str, at: str | None = "") -> JobFolder | FleetJob:
+    """Find the job that is meant, here or on the fleet. `NotFound` if there is none, with what was probably meant."""
+    name = target.partition("/")[0]
+    coordinator = find(call, at)
+    if coordinator is None:
+        try:
+            return call.find_job(name)
+        except NotFound:
+            note_if_gone(call)
+            raise
+    client = client_of(call, coordinator)
+    fleet = _of_fleet(call, client, target, is_named=bool(at))
+    local = _here(call, name, fleet)
+    if isinstance(fleet, FleetJob) and local is not None:
+        return _newer(call, local, fleet)
+    if isinstance(fleet, FleetJob):
+        return fleet
+    if local is not None:
+        return local
+    raise fleet
+
+
+def meant_of_fleet(call: Call, target: str, at: str | None = "") -> FleetJob | None:
+    """Find a job of the fleet, for whoever knows other things by that name as well; nothing if none is meant."""
+    if find(call, at) is None:
+        return None
+    try:
+        found = meant(call, target, at)
+    except (NotFound, NoCoordinator, BadAnswer):
+        if at:
+            raise
+        return None
+    return found if isinstance(found, FleetJob) else None
+
+
+def fleet_job(call: Call, target: str, at: str | None = "") -> FleetJob:
+    """Find a job of the fleet, for what only a fleet's job can do."""
+    found = meant(call, target, at)
+    if isinstance(found, FleetJob):
+        return found
+    name = found.spec().name
+    coordinator = find(call, at)
+    if coordinator is None:
+        from stoker.wire.finding import no_coordinator_known
+
+        raise no_coordinator_known(call.parts.settings.state)
+    raise NotFound(f"{name} is a job of this machine, not of the fleet", hint="stoker submit hands jobs to the fleet")
+
+
+def _of_fleet(call: Call, client: FleetClient, target: str, *, is_named: bool) -> FleetJob | StokerError:
+    """Ask the coordinator. One that nobody named for this command need not answer: there are local jobs as well."""
+    ref, stage = split_ref(target)
+    try:
+        story = client.job("last" if ref.startswith("last/") else ref)
+        if ref.startswith("last/"):
+            base = story.job.name.rpartition("/")[0] or story.job.name
+            ref = f"{base}/{ref.partition('/')[2]}"
+            story = client.job(ref)
+    except NotFound as error:
+        return error
+    except (NoCoordinator, BadAnswer) as error:
+        if is_named:
+            raise
+        call.out.note(f"note: {error.message}")
+        return error
+    return FleetJob(client=client, ref=ref, story=story, stage=stage)
+
+
+def split_ref(target: str) -> tuple[str, str]:
+    """Take `NAME/3/STAGE` apart: what the coordinator calls the job, and the stage."""
+    name, _, rest = target.partition("/")
+    number, _, stage = rest.partition("/")
+    if number.isascii() and number.isdigit():
+        return f"{name}/{number}", stage
+    return name, rest
+
+
+def _here(call: Call, name: str, fleet: FleetJob | StokerError) -> JobFolder | None:
+    """Find a job that ran here. An attempt of the very job that the fleet knows is not another one."""
+    try:
+        local = call.find_job(name)
+    except NotFound:
+        return None
+    if isinstance(fleet, FleetJob) and "fleet" in local.spec().options:
+        return None
+    return local
+
+
+def _newer(call: Call, local: JobFolder, fleet: FleetJob) -> JobFolder | FleetJob:
+    spec, view = local.spec(), fleet.view
+    if spec.started_s > view.submitted_s:
+        other = f"an older job of the fleet has that name, too: {view.id[:12]}"
+        chosen: JobFolder | FleetJob = local
+    else:
+        other = f"an older job of this machine has that name, too: {spec.attempt}"
+        chosen = fleet
+    if fleet.ref != "last":
+        call.out.note(f"note: {other}")
+    return chosen

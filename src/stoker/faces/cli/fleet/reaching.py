@@ -1,0 +1,70 @@
+"""The coordinator that a command means: `--at URL`, else STOKER_COORDINATOR, else the one that serves this home."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stoker.faces.cli.call import Call
+from stoker.faces.cli.grammar import Option
+from stoker.model.errors import BadAnswer
+from stoker.model.fleet_errors import NoCoordinator
+from stoker.wire.finding import Found, coordinator_gone, find_coordinator, no_coordinator_known
+
+if TYPE_CHECKING:
+    from stoker.wire.client import FleetClient
+
+AT = Option("--at", value="URL", help="the coordinator; STOKER_COORDINATOR, or the one on this machine, unless told")
+_ANSWER_S = 30.0
+_RETRY_S = 1.0
+
+
+def reach(call: Call, at: str | None = "") -> FleetClient:
+    """Give a client of the coordinator that is meant; `NoCoordinator` if none is known. Nobody is asked yet."""
+    found = find(call, at)
+    if found is None:
+        raise no_coordinator_known(call.parts.settings.state)
+    return client_of(call, found)
+
+
+def find(call: Call, at: str | None = "") -> Found | None:
+    """Say which coordinator is meant, if any."""
+    settings = call.parts.settings
+    return find_coordinator(at or "", environment=settings.environment, state=settings.state)
+
+
+def reach_if_any(call: Call, at: str | None = "") -> FleetClient | None:
+    """Give a client of a coordinator that answers. One that nobody named for this command need not: a note says so."""
+    found = find(call, at)
+    if found is None:
+        note_if_gone(call)
+        return None
+    client = client_of(call, found)
+    try:
+        # Where nobody asked for it, nobody waits for it.
+        (client if at else client.more_patient(0.0)).jobs(limit=1)
+    except (NoCoordinator, BadAnswer) as error:
+        if at:
+            raise
+        call.out.note(f"note: {error.message}; only what is here is shown")
+        return None
+    return client
+
+
+def note_if_gone(call: Call) -> None:
+    """Say so if this home has a coordinator that is down: jobs that seem to be missing wait for it."""
+    if (url := coordinator_gone(call.parts.settings.state)) is not None:
+        call.out.note(f"note: the coordinator of this home ({url}) is not running; `stoker serve` starts it again")
+
+
+def client_of(call: Call, found: Found) -> FleetClient:
+    """Give a client of a coordinator; its connections are closed with the command."""
+    from stoker.host.http.addresses import is_inner, read_address
+    from stoker.wire.client import FleetClient
+    from stoker.wire.speaking import Patience
+
+    host = read_address(found.url).origin.host
+    # A proxy is for the way out; this computer and its own network are asked directly.
+    transport = call.parts.open_transport(_ANSWER_S, direct=(host,) if is_inner(host) else ())
+    call.keep_open(transport)
+    patience = Patience(answer_s=_ANSWER_S, silence_s=_ANSWER_S, retry_s=_RETRY_S)
+    return FleetClient(transport, found.url, clock=call.parts.clock, token=found.token, patience=patience)

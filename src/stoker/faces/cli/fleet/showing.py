@@ -1,0 +1,117 @@
+"""`stoker jobs show` of a job of the fleet: what was asked, how it stands, each try at it, and how its stages went."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from stoker.faces.cli.call import Call
+from stoker.faces.cli.fleet.naming import FleetJob
+from stoker.faces.cli.job_facts import job_story
+from stoker.faces.view.arguments import flat, value_text
+from stoker.faces.view.fleet import JOB_HEADER, attempt_row, job_row, metrics_text, state_text, took_s
+from stoker.faces.view.stages import memory_text
+from stoker.faces.view.stages import metrics_text as stage_metrics
+from stoker.faces.view.tables import table
+from stoker.faces.view.times import ago, span
+from stoker.model.errors import NotFound, StokerError
+from stoker.model.lifecycle import JobState
+from stoker.worker.masking import masked_args
+from stoker.worker.program_order import is_found
+from stoker.worker.shipping.mirrored import Mirrored, story_files
+
+if TYPE_CHECKING:
+    from stoker.wire.views import JobStory
+    from stoker.worker.story import NodeStory
+
+
+def show_fleet_job(call: Call, job: FleetJob) -> int:
+    """Show one job of the fleet, or all points of a sweep."""
+    if job.is_sweep:
+        return _show_points(call, job)
+    story, out = job.story, call.out
+    stages = fleet_stages(call, job)
+    args = masked_args(story.job.recipe, story.args)
+    told = {
+        **story.model_dump(mode="json"),
+        "args": args,
+        "where": "fleet",
+        "stages": [one.to_json() for one in stages],
+    }
+    out.object(told)
+    for line in _lines(call, story, args):
+        out.line(line)
+    now_s = call.parts.clock.wall_s()
+    if story.attempts:
+        rows = [attempt_row(attempt, now_s) for attempt in story.attempts]
+        out.line()
+        for line in table(rows, header=("try", "machine", "", "began", "took", ""), columns=out.columns):
+            out.line(line)
+    if stages:
+        out.line()
+        rows = [[one.node, one.ending, span(one.seconds), _memory(one), stage_metrics(one)] for one in stages]
+        for line in table(rows, header=("stage", "", "took", "memory", ""), columns=out.columns):
+            out.line(line)
+    return 0
+
+
+def fleet_stages(call: Call, job: FleetJob) -> list[NodeStory]:
+    """Give how the stages of a job's last attempt went, as far as that is mirrored."""
+    if not job.view.attempt:
+        return []
+    try:
+        with closing(Mirrored(job.client, job.view.id, job.view.attempt, wants=story_files)) as mirror:
+            mirror.pull()
+            return list(job_story(mirror.folder).nodes.values())
+    except NotFound:
+        return []
+    except StokerError as error:
+        call.out.note(f"note: how its stages went can't be said: {error.message}")
+        return []
+
+
+def _memory(node: NodeStory) -> str:
+    return memory_text(node.peak_rss_bytes, node.peak_gpu_bytes)
+
+
+def _lines(call: Call, story: JobStory, args: dict[str, Any]) -> list[str]:
+    view, now_s = story.job, call.parts.clock.wall_s()
+    where = f" on {view.machine}" if view.machine and view.state in ("claimed", "running") else ""
+    why = f" ({view.why})" if view.why else ""
+    took = took_s(view, now_s)
+    by = f" by {view.submitter}" if view.submitter else ""
+    verb = "took" if JobState(view.state).is_terminal else "runs for"
+    when = f"submitted {ago(view.submitted_s, now_s)}{by}{f', {verb} {span(took)}' if took is not None else ''}"
+    lines = [
+        f"{call.out.paint(view.name, 'bold')}: {state_text(view)}{where}{why}",
+        f"{when} · id {view.id[:12]} · priority {view.priority}",
+        f"recipe  {view.recipe}",
+        *(
+            f"  {name}={value_text(value)}"
+            for name, value in flat(args).items()
+            # What is empty is as everywhere.
+            if not is_found(view.recipe, name) and value not in ("", None, [], {})
+        ),
+    ]
+    if story.after:
+        lines.append(f"after   {', '.join(story.after)}")
+    if view.metrics:
+        lines.append(f"metrics {metrics_text(view.metrics)}")
+    if view.result:
+        lines.append(f"result  stoker get {view.name}")
+    hint = story.error.get("hint") if view.state == "failed" else ""
+    return [*lines, *([f"hint: {hint}"] if hint else [])]
+
+
+def _show_points(call: Call, job: FleetJob) -> int:
+    out, now_s = call.out, call.parts.clock.wall_s()
+    points = job.points()
+    counts: dict[str, int] = {}
+    for point in points:
+        counts[point.state] = counts.get(point.state, 0) + 1
+        out.object({**point.model_dump(mode="json"), "where": "fleet"})
+    said = ", ".join(f"{count:,} {state}" for state, count in counts.items())
+    out.line(f"{out.paint(job.ref, 'bold')}: {len(points):,} points, {said}\n")
+    for line in table([job_row(point, now_s) for point in points], header=JOB_HEADER, columns=out.columns):
+        out.line(line)
+    return 0

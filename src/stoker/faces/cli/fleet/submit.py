@@ -1,0 +1,189 @@
+"""`stoker submit`: a manifest, a recipe or any program, on the fleet. Shows what would change first, and asks."""
+
+from __future__ import annotations
+
+import gc
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from stoker.config.config_file import SUFFIXES
+from stoker.faces.cli.call import Call
+from stoker.faces.cli.grammar import Grammar, Option, Positional, duration, whole
+from stoker.faces.cli.wanting import read_wanted
+from stoker.model.errors import TooManyTrials, Usage
+from stoker.model.frozen import changed
+
+if TYPE_CHECKING:
+    from stoker.wire.client import FleetClient
+    from stoker.worker.submitting.orders import Orders
+
+_MOST_PRIORITY = 1_000_000
+_MOST_ATTEMPTS = 100
+
+
+def _priority(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = _MOST_PRIORITY + 1
+    if abs(number) > _MOST_PRIORITY:
+        message = f"{text!r} is not a whole number from -{_MOST_PRIORITY:,} to {_MOST_PRIORITY:,}"
+        raise ValueError(message)
+    return number
+
+
+def _some_time(text: str) -> float:
+    seconds = duration(text)
+    if not seconds > 0:
+        message = f"{text!r} leaves no time at all"
+        raise ValueError(message)
+    return seconds
+
+
+def _attempts(text: str) -> int:
+    count = whole(1)(text)
+    if count > _MOST_ATTEMPTS:
+        message = f"{count:,} are more than {_MOST_ATTEMPTS}"
+        raise ValueError(message)
+    return count
+
+
+GRAMMAR = Grammar(
+    "submit",
+    about=(
+        "Hand jobs to the fleet: every job of a manifest, or the same words as `stoker run`, each point of a sweep a "
+        "job of its own. Everything is checked here first; then the coordinator says what would change, and on a "
+        "terminal you are asked. What is known already stays as it is: submitting twice changes nothing. Once they "
+        "are submitted, this computer may be closed."
+    ),
+    positionals=(
+        Positional(
+            "MANIFEST|RECIPE",
+            key="target",
+            help="a manifest (.toml, .yaml) or a recipe; nothing if a program follows --",
+            is_required=False,
+        ),
+        Positional(
+            "key=value",
+            key="values",
+            help="settings, as in `stoker help run`; a comma or a range makes a sweep. What a program asks of its "
+            "machine: gpus=2, vram=6G, shares=true, cpus=4, memory=8G",
+            is_many=True,
+            is_required=False,
+        ),
+    ),
+    options=(
+        Option("--dry-run", help="show what would be submitted and what that would change; submit nothing"),
+        Option("--watch", help="follow the jobs to their ends; Ctrl-C leaves them running"),
+        Option("--rerun", help="run completed jobs again whose code is another now"),
+        Option("--keep", help="keep their results, without asking"),
+        Option("-y", "--yes", help="do not ask"),
+        Option(
+            "--at", value="URL", help="the coordinator; STOKER_COORDINATOR, or the one on this machine, unless told"
+        ),
+        Option(
+            "--config", value="FILE", help="a YAML or TOML file to start from; several: later ones win", is_many=True
+        ),
+        Option(
+            "--name", value="NAME", help="what the job is called; the recipe's last word, or the script, unless told"
+        ),
+        Option("--priority", value="N", read=_priority, help="before others if it is higher; strictly"),
+        Option("--after", value="NAME", help="a job that has to complete first; may be given again", is_many=True),
+        Option("--host", value="NAME", help="only this machine; may be given again", is_many=True),
+        Option("--secret", value="NAME", help="a variable taken from the worker's environment", is_many=True),
+        Option("--attempts", value="N", read=_attempts, help="how often it may fail by itself, 1 unless told"),
+        Option("--timeout", value="TIME", read=_some_time, help="stop an attempt that runs longer: 90s, 15m, 8h"),
+    ),
+    examples=(
+        "stoker submit manifest.toml",
+        "stoker submit manifest.toml --dry-run",
+        "stoker submit tabular/gbt lr=0.1,0.2 --name trees --watch",
+        "stoker submit lr=1e-3,1e-4 -- python train.py --lr {lr}",
+        "stoker submit vram=6G memory=8G --priority 5 -- python train.py",
+    ),
+    takes_program=True,
+)
+_TYPED_ONLY = ("config", "name", "priority", "after", "host", "secret", "attempts", "timeout")
+
+
+def perform(call: Call, given: dict[str, Any]) -> int:
+    """Submit, or show what submitting would do."""
+    if given["rerun"] and given["keep"]:
+        raise Usage("--rerun and --keep: run them again, or keep them?", hint="one of them")
+    from stoker.faces.cli.fleet.submitting import show_alone, submit
+    from stoker.wire.finding import find_coordinator
+
+    settings = call.parts.settings
+    at = given["at"] or ""
+    found = find_coordinator(at, environment=settings.environment, state=settings.state)
+    if found is None:
+        # What is wrong with the jobs themselves is told all the same.
+        orders = _orders(call, given, None)
+        if not given["dry_run"]:
+            from stoker.wire.finding import no_coordinator_known
+
+            raise no_coordinator_known(settings.state)
+        return show_alone(call, orders)
+    from stoker.faces.cli.fleet.reaching import reach
+
+    client = reach(call, at)
+    return submit(call, given, _orders(call, given, client), client)
+
+
+def _orders(call: Call, given: dict[str, Any], client: FleetClient | None) -> Orders:
+    target = given["target"]
+    is_manifest = target.endswith(SUFFIXES) and given["program"] is None
+    orders = _of_manifest(call, given, client) if is_manifest else _typed(call, given)
+    call.parts.code.save()
+    # There may be ten thousand of them, and none is garbage before the command ends.
+    gc.freeze()
+    for note in orders.notes:
+        call.out.note(f"note: {note}")
+    return orders
+
+
+def _of_manifest(call: Call, given: dict[str, Any], client: FleetClient | None) -> Orders:
+    if given["values"]:
+        raise Usage(f"a manifest takes no arguments, got {' '.join(given['values'])}", hint="edit the file")
+    extra = [f"--{name}" for name in _TYPED_ONLY if given[name]]
+    if extra:
+        raise Usage(f"{', '.join(extra)}: the manifest says that for each job itself", hint="edit the file")
+    from stoker.config.manifest_rules import Known
+    from stoker.faces.cli.fleet.known_jobs import KnownJobs
+    from stoker.worker.submitting.manifest_orders import known_recipes, read_orders
+
+    desk = call.desk()
+    known = Known(
+        recipes=known_recipes(desk.catalogue),
+        jobs=KnownJobs(client) if client is not None else None,
+    )
+    return read_orders(call.path(given["target"]), desk=desk, code=call.parts.code, known=known, name=given["target"])
+
+
+def _typed(call: Call, given: dict[str, Any]) -> Orders:
+    from stoker.wire.orders import MOST_JOBS
+    from stoker.worker.submitting.typed_orders import Wishes, orders_of_draft
+
+    wanted = read_wanted(given, verb="submit")
+    if wanted.target.endswith(".json"):
+        raise Usage(f"{wanted.target} is a plan, and plans run here", hint=f"stoker run {wanted.target}")
+    # What this machine has is nothing to a job that runs elsewhere.
+    desk = changed(call.desk(), count_gpus=lambda: 0)
+    draft = desk.draft(wanted)
+    if draft.size > MOST_JOBS:
+        raise TooManyTrials(
+            f"this sweep has {draft.size:,} points; {MOST_JOBS:,} jobs are the most that are submitted at once",
+            hint="fewer values, or `sample` in a sweep file",
+            trials=draft.size,
+        )
+    wishes = Wishes(
+        priority=given["priority"] or 0,
+        after=tuple(given["after"]),
+        secrets=tuple(given["secret"]),
+        attempts=given["attempts"] or 1,
+        timeout_s=given["timeout"],
+        allowed_hosts=tuple(given["host"]),
+    )
+    words = [wanted.target, *wanted.overrides, *(["--", *wanted.program] if wanted.program else [])]
+    source = f"stoker submit {shlex.join([word for word in words if word])}"
+    return orders_of_draft(draft, desk=desk, code=call.parts.code, wishes=wishes, source=source)

@@ -1,0 +1,113 @@
+"""What a submission changes, as lines: job by job where they are few, by outcome where they are many."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from stoker.faces.view.tables import table
+from stoker.model.requirements import Wish
+from stoker.model.units import format_size
+from stoker.wire.orders import JobOrder, OrderOutcome, Outcome, Submitted
+
+_MOST_LISTED = 20
+_SIGNS = {
+    Outcome.NEW: "+",
+    Outcome.KNOWN: "=",
+    Outcome.CHANGED: "~",
+    Outcome.REQUEUED: "+",
+    Outcome.KEPT: "!",
+}
+
+
+def change_lines(jobs: Sequence[JobOrder], answer: Submitted, *, source: str, columns: int) -> list[str]:
+    """Give the difference between what is submitted and what the coordinator has."""
+    rows = []
+    listed: dict[Outcome, int] = {}
+    for order, job in zip(jobs, answer.jobs, strict=True):
+        listed[job.outcome] = listed.get(job.outcome, 0) + 1
+        if listed[job.outcome] <= _MOST_LISTED:
+            rows.append([f"{_SIGNS[job.outcome]} {_called(order)}", _what(order), _outcome_text(job)])
+    lines = table(rows, columns=columns)
+    for outcome, count in listed.items():
+        if count > _MOST_LISTED:
+            lines.append(f"{_SIGNS[outcome]} … and {count - _MOST_LISTED:,} more {outcome}")
+    shown = answer.vanished[:_MOST_LISTED]
+    lines += [
+        f"- {name}  not in {os.path.basename(source) or 'it'} any more; it stays until you cancel it" for name in shown
+    ]
+    if len(answer.vanished) > len(shown):
+        lines.append(f"- … and {len(answer.vanished) - len(shown):,} more like that")
+    return lines
+
+
+def order_lines(jobs: Sequence[JobOrder], *, columns: int) -> list[str]:
+    """Give what would be submitted."""
+    rows = [[_called(order), _what(order), needs_text(order)] for order in jobs[:_MOST_LISTED]]
+    lines = table(rows, header=("job", "what", "needs"), columns=columns)
+    if len(jobs) > _MOST_LISTED:
+        lines.append(f"… and {len(jobs) - _MOST_LISTED:,} more")
+    return lines
+
+
+def counts_text(answer: Submitted) -> str:
+    """Give how many jobs there are of each outcome."""
+    total = len(answer.jobs)
+    counts = {outcome: sum(job.outcome is outcome for job in answer.jobs) for outcome in Outcome}
+    listed = ", ".join(f"{count:,} {outcome}" for outcome, count in counts.items() if count)
+    return f"{total:,} job{'' if total == 1 else 's'}: {listed}" if listed else "no jobs"
+
+
+def told(order: JobOrder, outcome: OrderOutcome, *, dry_run: bool) -> dict[str, Any]:
+    """Give what became of one job as plain data."""
+    return {
+        "id": outcome.id,
+        "name": outcome.name,
+        "number": outcome.number,
+        "label": order.label,
+        "recipe": order.recipe,
+        "outcome": str(outcome.outcome),
+        "state": outcome.state,
+        "changes": list(outcome.changes),
+        "forecast": outcome.forecast,
+        "dry_run": dry_run,
+    }
+
+
+def needs_text(order: JobOrder) -> str:
+    """Say what a job asks of its machine."""
+    wants = order.requirements
+    parts = []
+    if wants.wish is not Wish.NEVER:
+        devices = "a GPU" if wants.device_count == 1 else f"{wants.device_count} GPUs"
+        devices += f" with {format_size(wants.vram_bytes)}" if wants.vram_bytes else ""
+        parts.append(devices if wants.wish is Wish.REQUIRE else f"{devices} if there is one")
+    if wants.ram_bytes:
+        parts.append(f"{format_size(wants.ram_bytes)} RAM")
+    if wants.cores:
+        parts.append(f"{wants.cores} core{'' if wants.cores == 1 else 's'}")
+    return ", ".join(parts) or "nothing in particular"
+
+
+def _outcome_text(outcome: OrderOutcome) -> str:
+    match outcome.outcome:
+        case Outcome.NEW:
+            return ": ".join(filter(None, ("new", outcome.forecast)))
+        case Outcome.KNOWN:
+            return f"known: {outcome.state}"
+        case Outcome.CHANGED:
+            return f"changed: {', '.join(outcome.changes) or 'it'} ({outcome.state})"
+        case Outcome.REQUEUED:
+            again = f"runs again: {', '.join(outcome.changes) or 'code'} changed"
+            return "; ".join(filter(None, (again, outcome.forecast)))
+        case Outcome.KEPT:
+            return "kept: completed, with other code than there is now"
+
+
+def _called(order: JobOrder) -> str:
+    return f"{order.name}/{order.number}" if order.number else order.name
+
+
+def _what(order: JobOrder) -> str:
+    return f"{order.recipe}  {order.label}".rstrip()

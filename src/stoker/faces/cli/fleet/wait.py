@@ -1,0 +1,80 @@
+"""`stoker jobs wait`: until a job has ended; its end is the command's answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stoker.faces.cli.call import Call
+from stoker.faces.cli.fleet.naming import FleetJob, meant
+from stoker.faces.cli.fleet.reaching import AT
+from stoker.faces.cli.fleet.watching import ended_text
+from stoker.faces.cli.grammar import Grammar, Option, Positional, duration
+from stoker.faces.cli.job_facts import job_facts
+from stoker.faces.view.signs import ASCII, UNICODE
+from stoker.faces.view.times import span
+from stoker.model.lifecycle import JobState
+from stoker.model.units import format_duration
+
+if TYPE_CHECKING:
+    from stoker.wire.views import JobView
+    from stoker.worker.job_folder import JobFolder
+
+_LOOK_AGAIN_S = 0.2
+
+GRAMMAR = Grammar(
+    "jobs wait",
+    about=(
+        "Wait until a job has ended, or all points of a sweep. Ends with 0 if everything completed and with 1 if "
+        "something did not, or if the time that was given is over first."
+    ),
+    positionals=(Positional("NAME", help="a job's name, `name/3`, `last`, or the beginning of an id"),),
+    options=(Option("--timeout", value="TIME", read=duration, help="wait no longer: 90s, 15m, 8h"), AT),
+    examples=("stoker jobs wait resnet", "stoker jobs wait last --timeout 10m"),
+)
+
+
+def perform(call: Call, given: dict[str, Any]) -> int:
+    """Wait."""
+    found = meant(call, given["name"], given["at"])
+    if isinstance(found, FleetJob):
+        return _wait_for_fleet(call, found, given["timeout"])
+    return _wait_here(call, found, given["timeout"])
+
+
+def _wait_for_fleet(call: Call, job: FleetJob, limit_s: float | None) -> int:
+    from stoker.wire.waiting import wait_for
+
+    out = call.out
+    signs = UNICODE if out.is_unicode else ASCII
+    points = job.points()
+    is_good = True
+
+    def ended(view: JobView) -> None:
+        nonlocal is_good
+        is_good = is_good and view.state == JobState.COMPLETED
+        out.object({**view.model_dump(mode="json"), "where": "fleet"})
+        sign = signs.ran if view.state == JobState.COMPLETED else signs.failed
+        out.line(f"{sign} {ended_text(view, JobState(view.state))}")
+
+    found = wait_for(job.client, points, clock=call.parts.clock, limit_s=limit_s, ended=ended)
+    left = len(points) - len(found)
+    if left:
+        who = points[0].name if len(points) == 1 else f"{left:,} of {len(points):,} points of {job.ref}"
+        out.complain(f"{who} had not ended after {format_duration(limit_s or 0.0)}")
+        return 1
+    return 0 if is_good else 1
+
+
+def _wait_here(call: Call, folder: JobFolder, limit_s: float | None) -> int:
+    clock, out = call.parts.clock, call.out
+    until_s = None if limit_s is None else clock.monotonic_s() + limit_s
+    while folder.may_be_running():
+        if until_s is not None and clock.monotonic_s() >= until_s:
+            out.complain(f"{folder.spec().name} had not ended after {format_duration(limit_s or 0.0)}")
+            return 1
+        clock.sleep(_LOOK_AGAIN_S)
+    facts = job_facts(folder)
+    out.object({**facts, "where": "here"})
+    why = f": {facts['why']}" if facts["why"] else ""
+    out.line(f"{facts['name']} {facts['state']} {span(facts['elapsed_s'])}{why}")
+    return 0 if facts["state"] == JobState.COMPLETED else 1

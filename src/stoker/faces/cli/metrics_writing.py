@@ -1,0 +1,29 @@
+"""Curves as a file: every value that trials measured, one a row, as CSV or as Parquet files in a folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from stoker.faces.cli.call import Call
+from stoker.model.errors import NotFound, Refused
+from stoker.plan.metrics_export import Series, export_csv, export_parquet
+from stoker.worker.gathering import Gathered
+
+
+def write_metrics(call: Call, name: str, gathered: Sequence[Gathered], path: str) -> int:
+    """Write what trials of a job measured to `path`: FILE.csv, or a folder that is empty."""
+    series = [
+        Series(paths=one.curve_files, labels={"trial": str(one.end.trial.number), "label": one.end.trial.label})
+        for one in gathered
+    ]
+    if not any(one.paths for one in series):
+        raise NotFound(f"job {name} measured nothing", hint="print name=number, or use stoker_trainer: see the guide")
+    if not path.endswith(".csv") and os.path.isdir(path) and os.listdir(path):
+        raise Refused(f"{path} is not empty", hint="choose another folder, or FILE.csv")
+    written = export_csv(series, path) if path.endswith(".csv") else export_parquet(series, path)
+    call.out.object({"files": list(written.files), "rows": written.rows, "lost": written.lost})
+    call.out.line(f"{written.rows:,} values in {path}")
+    if written.lost:
+        call.out.note(f"note: {written.lost:,} values were dropped when they were measured")
+    return 0

@@ -1,0 +1,191 @@
+"""Jobs and machines of a fleet as text: a row for each in a table, a line for each event."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from stoker.faces.view.stages import number
+from stoker.faces.view.tables import table
+from stoker.faces.view.times import ago, span
+from stoker.model.fleet_events import FleetKinds
+from stoker.model.printable import one_line
+from stoker.model.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from stoker.wire.asking import LeaderRow
+    from stoker.wire.views import AttemptView, JobView, MachineView
+
+JOB_HEADER = ("job", "state", "where", "when", "took", "id", "")
+_SHORT_ID = 12
+_METRICS_SHOWN = 3
+_LONGEST_WHY = 200
+
+
+def job_row(view: JobView, now_s: float) -> list[str]:
+    """Lay out one job of the fleet for a list."""
+    return [
+        view.name,
+        state_text(view),
+        view.machine,
+        ago(view.started_s or view.submitted_s, now_s),
+        span(took_s(view, now_s)),
+        view.id[:_SHORT_ID],
+        "  ".join(filter(None, (view.recipe, view.label, progress_text(view), one_line(view.why, _LONGEST_WHY)))),
+    ]
+
+
+def local_row(job: Mapping[str, Any], now_s: float) -> list[str]:
+    """Lay out one job of this machine for the same list."""
+    when = ago(job["started_s"], now_s) if job["started_s"] else ""
+    what = "  ".join(filter(None, (str(job["recipe"]), one_line(str(job["why"] or ""), _LONGEST_WHY))))
+    return [job["name"], job["state"], "here", when, span(job["elapsed_s"]), job["attempt"], what]
+
+
+def state_text(view: JobView) -> str:
+    """Say where a job stands, and that somebody wants it to end."""
+    return "cancelling" if view.is_cancelling else view.state
+
+
+def took_s(view: JobView, now_s: float) -> float | None:
+    """Say how long it took, or has been running."""
+    if view.started_s is None or view.state == "pending":
+        return None
+    # A job that was queued again still has the end of its last attempt.
+    is_over = view.ended_s is not None and view.state not in ("claimed", "running")
+    return max(0.0, (view.ended_s if is_over and view.ended_s is not None else now_s) - view.started_s)
+
+
+def progress_text(view: JobView) -> str:
+    """Say how far a job is, or how it ended, in its own numbers."""
+    step = ""
+    if view.step is not None and view.state == "running":
+        step = f"{100 * view.step // view.of} %" if view.of else f"step {view.step:,}"
+    says = view.says if view.state == "running" and not view.metrics else ""
+    return "  ".join(filter(None, (step, metrics_text(view.metrics), one_line(says, _LONGEST_WHY))))
+
+
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """Give the first metrics."""
+    return "  ".join(f"{name} {number(value)}" for name, value in islice(metrics.items(), _METRICS_SHOWN))
+
+
+def attempt_row(attempt: AttemptView, now_s: float) -> list[str]:
+    """Lay out one try at a job."""
+    began_s = attempt.started_s or attempt.granted_s
+    ended_s = attempt.ended_s if attempt.ended_s is not None else now_s
+    # A failure of its own program is the plain one.
+    cause = f" ({attempt.cause})" if attempt.cause not in ("", "user", attempt.ending) else ""
+    return [
+        str(attempt.number),
+        attempt.machine,
+        f"{attempt.ending or 'runs'}{cause}",
+        ago(began_s, now_s),
+        span(max(0.0, ended_s - began_s)),
+        one_line(attempt.message, _LONGEST_WHY),
+    ]
+
+
+def machine_row(machine: MachineView, now_s: float) -> list[str]:
+    """Lay out one machine of the fleet."""
+    capability = machine.capability
+    state = machine.state
+    if machine.until_s is not None and machine.until_s > now_s:
+        state += f" for {format_duration(machine.until_s - now_s)}"
+    ram = machine.ram_bytes or capability.get("ram_total_bytes")
+    told = [devices_text(machine.devices), machine.why, ", ".join(machine.jobs), *machine.drift]
+    return [
+        machine.name,
+        state,
+        f"{machine.held} of {machine.slots}",
+        str(machine.cores or capability.get("cpu_cores", "")),
+        format_size(ram) if isinstance(ram, int) else "",
+        ago(machine.last_seen_s, now_s),
+        one_line("; ".join(filter(None, told))),
+    ]
+
+
+MACHINE_HEADER = ("machine", "state", "jobs", "cores", "RAM", "heard", "")
+
+
+def machine_lines(machine: MachineView, now_s: float) -> list[str]:
+    """Say everything about one machine of the fleet."""
+    capability = machine.capability
+    until = machine.until_s
+    span_text = f" for {format_duration(until - now_s)}" if until is not None and until > now_s else ""
+    system = " ".join(str(capability[name]) for name in ("os", "arch") if capability.get(name))
+    ram = capability.get("ram_total_bytes")
+    rows = [
+        ["state", f"{machine.state}{span_text}{f': {machine.why}' if machine.why else ''}"],
+        ["jobs", ": ".join(filter(None, (f"{machine.held} of {machine.slots}", ", ".join(machine.jobs))))],
+        ["heard", ago(machine.last_seen_s, now_s)],
+        ["system", system],
+        ["cpu", str(capability.get("cpu_name") or "unknown")],
+        ["cores", str(capability.get("cpu_cores") or "unknown")],
+        ["RAM", format_size(ram) if isinstance(ram, int) else "unknown"],
+        *(["device", _device_text(device)] for device in machine.devices),
+        ["Stoker", machine.version],
+        *(["drift", one] for one in machine.drift),
+    ]
+    return [machine.name, *table([[name, one_line(text)] for name, text in rows], indent="  ")]
+
+
+def _device_text(device: Mapping[str, Any]) -> str:
+    holds = ", ".join(map(str, device.get("jobs") or ()))
+    uuid = str(device.get("uuid", ""))
+    return "; ".join(filter(None, (devices_text([device]), uuid, f"taken by {holds}" if holds else "")))
+
+
+def devices_text(devices: Sequence[Mapping[str, Any]]) -> str:
+    """Say which devices a machine has and which of them are closed."""
+    told = []
+    for device in devices:
+        name = str(device.get("name") or device.get("type") or device.get("uuid", ""))
+        total = device.get("total_bytes")
+        closed = device.get("closed")
+        size = f" {format_size(total)}" if isinstance(total, int) else ""
+        told.append(f"{name}{size}{f' ({closed})' if closed else ''}")
+    return ", ".join(told)
+
+
+def leader_table(rows: Sequence[LeaderRow], metric: str, *, columns: int) -> list[str]:
+    """Lay out a leaderboard."""
+    shown = [
+        [str(row.place), row.name, row.label, number(row.value), span(row.seconds), row.machine, row.recipe]
+        for row in rows
+    ]
+    return table(shown, header=("", "job", "point", metric, "took", "machine", "recipe"), columns=columns)
+
+
+def event_text(event: Mapping[str, Any]) -> str:
+    """Say one event in a line, without its time."""
+    kind = str(event.get("kind", ""))
+    name = str(event.get("name") or event.get("machine") or "")
+    on = f" on {event['machine']}" if event.get("machine") and event.get("name") else ""
+    said = _SAID.get(kind, kind.replace("_", " "))
+    why = one_line(str(event.get("why") or event.get("message") or event.get("cause") or ""), _LONGEST_WHY)
+    return f"{name} {said}{on}{f': {why}' if why else ''}".strip()
+
+
+_SAID = {
+    FleetKinds.JOB_SUBMITTED: "submitted",
+    FleetKinds.JOB_GRANTED: "granted",
+    FleetKinds.JOB_STARTED: "runs",
+    FleetKinds.JOB_CHECKPOINT: "saved a checkpoint",
+    FleetKinds.JOB_FINISHED: "completed",
+    FleetKinds.JOB_FAILED: "failed",
+    FleetKinds.JOB_RETRYING: "failed, and is tried again",
+    FleetKinds.JOB_RELEASED: "given back",
+    FleetKinds.JOB_DECLINED: "declined",
+    FleetKinds.JOB_EXPIRED: "back in the queue: its worker was lost",
+    FleetKinds.JOB_CANCELLING: "is to be cancelled",
+    FleetKinds.JOB_CANCELLED: "cancelled",
+    FleetKinds.JOB_REQUEUED: "queued again",
+    FleetKinds.JOB_CHANGED: "changed",
+    FleetKinds.JOB_READY: "may start: what it waited for has completed",
+    FleetKinds.MACHINE_JOINED: "joined",
+    FleetKinds.MACHINE_CHANGED: "changed",
+    FleetKinds.MACHINE_LOST: "was lost",
+    FleetKinds.MACHINE_FORGOTTEN: "was forgotten",
+}

@@ -1,0 +1,110 @@
+"""Why a job of the fleet is where it is: the verdict, every machine and device with its score or reason, what helps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from stoker.faces.view.stages import number
+from stoker.faces.view.tables import table
+from stoker.model.lifecycle import JobState
+from stoker.model.printable import one_line
+from stoker.model.units import format_duration
+
+if TYPE_CHECKING:
+    from stoker.wire.views import JobExplanation
+
+_HEADER = ("machine", "device", "score", "why")
+
+
+def explanation_lines(told: JobExplanation, *, now_s: float, columns: int) -> Iterator[str]:
+    """Draw an explanation."""
+    place = _place(told)
+    yield f"{told.job.name}: {one_line(told.verdict)}{f' ({place})' if place else ''}"
+    if told.starts_s is not None:
+        based = f", from {told.based_on}" if told.based_on else ""
+        left_s = told.starts_s - now_s
+        when = f"in about {format_duration(left_s)}" if left_s >= 1 else "any moment"
+        yield f"may start {when}{based}"
+    elif told.place_in_line is not None and told.machines:
+        yield "nobody knows when it may start: nothing like it was measured yet"
+    rows = [row for machine in told.machines for row in _machine_rows(machine, now_s)]
+    # Where a job could go matters while it waits.
+    if rows and told.job.state == JobState.PENDING:
+        yield ""
+        yield from table(rows, header=_HEADER, columns=columns)
+    for decline in told.declines:
+        yield f"declined by {decline.get('machine', '?')}: {_said(decline)}"
+    for change in told.changes:
+        text = one_line(change)
+        yield text if text.startswith(("starts", "possible", "never")) else f"starts now if {text}"
+
+
+def _place(told: JobExplanation) -> str:
+    if told.place_in_line is None or "in line" in told.verdict:
+        return ""
+    return f"{_ordinal(told.place_in_line)} in line"
+
+
+def _ordinal(count: int) -> str:
+    if count % 100 in (11, 12, 13):
+        return f"{count}th"
+    return f"{count}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(count % 10, 'th') }"
+
+
+def _machine_rows(machine: Mapping[str, Any], now_s: float) -> Iterator[list[str]]:
+    devices = [one for one in machine.get("devices") or () if isinstance(one, Mapping)]
+    why = "; ".join(filter(None, (_node_why(machine), _held(machine, now_s))))
+    yield [str(machine.get("node", "?")), "", _score(machine), one_line(why)]
+    for device in devices:
+        name = " ".join(filter(None, (str(device.get("uuid", "")), str(device.get("type", "")))))
+        obstacle = device.get("obstacle")
+        said = str(obstacle.get("why", "")) if isinstance(obstacle, Mapping) else _terms(device)
+        yield ["", name, _score(device), one_line("; ".join(filter(None, (said, _held(device, now_s)))))]
+
+
+def _node_why(machine: Mapping[str, Any]) -> str:
+    obstacles = [one for one in machine.get("obstacles") or () if isinstance(one, Mapping)]
+    if obstacles:
+        return "; ".join(
+            f"{one['device']}: {one['why']}" if one.get("device") else str(one["why"]) for one in obstacles
+        )
+    on = ", ".join(map(str, machine.get("on") or ()))
+    return f"on {on}" if on else f"on the CPU: {_terms(machine)}" if machine.get("fits") else ""
+
+
+def _score(row: Mapping[str, Any]) -> str:
+    score = row.get("score")
+    return number(score) if isinstance(score, int | float) else "-"
+
+
+def _terms(row: Mapping[str, Any]) -> str:
+    terms = [one for one in row.get("terms") or () if isinstance(one, Mapping)]
+    return " × ".join(_term(one) for one in terms)
+
+
+def _term(one: Mapping[str, Any]) -> str:
+    text = f" ({one['text']})" if one.get("text") else ""
+    return f"{one.get('name')} {number(one.get('value'))}{text}"
+
+
+def _held(row: Mapping[str, Any], now_s: float) -> str:
+    """Say which jobs hold it now, and until about when."""
+    held = row.get("held") or row.get("jobs") or ()
+    told = []
+    for one in held if isinstance(held, list | tuple) else ():
+        if isinstance(one, Mapping):
+            told.append(f"{one.get('name') or one.get('job')}{_until(one.get('until_s'), now_s)}")
+        else:
+            told.append(str(one))
+    return f"taken by {', '.join(told)}{_until(row.get('until_s'), now_s)}" if told else ""
+
+
+def _until(until_s: object, now_s: float) -> str:
+    if not isinstance(until_s, int | float) or until_s <= now_s:
+        return ""
+    return f" for about {format_duration(until_s - now_s)}"
+
+
+def _said(decline: Mapping[str, Any]) -> str:
+    return one_line(": ".join(filter(None, (str(decline.get("reason") or ""), str(decline.get("message") or "")))))

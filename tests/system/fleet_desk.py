@@ -1,0 +1,53 @@
+"""A coordinator asked from within a test, without a process for each question."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from stoker.host.http.client import Urllib3Transport
+from stoker.host.http.settings import read_http_settings
+from stoker.model.clock import SystemClock
+from stoker.model.ids import job_id
+from stoker.wire.client import FleetClient
+from stoker.wire.orders import JobOrder, RequirementsBody, Submission
+
+
+class FleetDesk:
+    """Submits programs and says how jobs stand."""
+
+    def __init__(self, url: str, home: Path) -> None:
+        token = (home / "state" / "operator.token").read_text().strip()
+        self._transport = Urllib3Transport(read_http_settings({"no_proxy": "*"}, user_agent="test"))
+        self.client = FleetClient(self._transport, url, clock=SystemClock(), token=token)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._transport.close()
+
+    def submit(self, name: str, *argv: str, folder: Path, **more: Any) -> None:
+        """Want a program to run."""
+        args = {"argv": list(argv), "params": {"nonce": os.urandom(4).hex()}}
+        needs = RequirementsBody(ram_bytes=1 << 28, **more.pop("needs", {}))
+        wanted = job_id(recipe="command", schema_version=1, args=args)
+        order = JobOrder(
+            id=wanted,
+            identity=args,
+            name=name,
+            recipe="command",
+            args=args,
+            folder=str(folder),
+            requirements=needs,
+            **more,
+        )
+        self.client.submit(Submission(jobs=(order,)))
+
+    def states(self) -> dict[str, tuple[str, str]]:
+        """Give each job's state and machine, by its name."""
+        return {job.name: (job.state, job.machine) for job in self.client.jobs().jobs}

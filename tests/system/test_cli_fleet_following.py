@@ -1,0 +1,69 @@
+"""One machine as a whole fleet, real processes: a job is followed across a restart of its coordinator, then fetched."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from tests.system.shell import PATIENCE_S, Shell, finish
+
+PROGRAM = """
+import os, sys, time
+print("first", flush=True)
+while not os.path.exists("go on"):
+    time.sleep(0.02)
+print("second", flush=True)
+with open(os.path.join(os.environ["STOKER_OUT"], "model.txt"), "w") as file:
+    file.write("weights")
+"""
+
+
+@contextmanager
+def ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    """Have a process end in order, whatever happens."""
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE_S)
+
+
+def _read_until(process: subprocess.Popen[str], text: str) -> list[str]:
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line.rstrip("\n"))
+        if text in line:
+            return lines
+    message = f"{text!r} was never said: {lines}"
+    raise AssertionError(message)
+
+
+def test_a_job_is_followed_across_a_restart_of_its_coordinator_and_its_result_fetched(shell: Shell):
+    (shell.folder / "train.py").write_text(PROGRAM)
+    with ExitStack() as running:
+        serving = running.enter_context(ended(shell.start("serve", "--listen", "127.0.0.1:0", "--json")))
+        url = json.loads(_read_until(serving, "url")[-1])["url"]
+        running.enter_context(ended(shell.start("work", "--name", "desk")))
+        submitted = shell.stoker("submit", "-y", "--name", "train", "memory=256M", "--", "python3", "train.py")
+        assert submitted.code == 0, submitted.err
+        following = running.enter_context(ended(shell.start("logs", "-f", "train")))
+        printed = _read_until(following, "first")
+        serving.send_signal(signal.SIGTERM)
+        finish(serving)
+        again = running.enter_context(ended(shell.start("serve", "--listen", url.removeprefix("http://"), "--json")))
+        _read_until(again, "url")
+        (shell.folder / "go on").touch()
+        rest = finish(following)
+        assert rest.code == 0, rest.err
+        assert [*printed, *rest.out.splitlines()] == ["==> run <==", "first", "second"]
+        assert "train completed" in rest.err
+        (told,) = shell.stoker("jobs", "wait", "train", "--json").objects()
+        assert (told["state"], told["machine"]) == ("completed", "desk")
+        fetched = shell.stoker("get", "train", "here")
+        assert fetched.code == 0, fetched.err
+    assert (shell.folder / "here" / "model.txt").read_text() == "weights"

@@ -1,0 +1,160 @@
+"""`stoker serve` as people start and stop it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.shell import PATIENCE_S, Done, Shell, finish, wait_until
+
+CLUSTER = "nodes:\n  - { name: desk, host: desk.local }\n"
+
+
+class Served:
+    """A coordinator that was started and listens."""
+
+    def __init__(self, process: subprocess.Popen[str], ready: dict[str, Any]) -> None:
+        self.process = process
+        self.ready = ready
+        self.url: str = ready["url"]
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(f"{self.url}{path}", timeout=PATIENCE_S) as answer:
+            return json.loads(answer.read())
+
+    def post(self, path: str, token: str = "", body: bytes = b"") -> Any:
+        request = urllib.request.Request(f"{self.url}{path}", data=body, method="POST")
+        request.add_header("X-Operator-Token", token)
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+            return json.loads(answer.read())
+
+    def token(self) -> str:
+        return Path(self.ready["token_file"]).read_text().strip()
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> Done:
+        self.process.send_signal(number)
+        return finish(self.process)
+
+
+@pytest.fixture
+def started(shell: Shell) -> Iterator[list[subprocess.Popen[str]]]:
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+def serve(shell: Shell, started: list[subprocess.Popen[str]], *words: object) -> Served:
+    process = shell.start("serve", "--listen", "127.0.0.1:0", "--json", *words)
+    started.append(process)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, process.communicate()
+    return Served(process, json.loads(line))
+
+
+def test_it_serves_says_where_and_ends_in_order(shell: Shell, started):
+    served = serve(shell, started)
+    assert served.get("/v1/health")["status"] == "ok"
+    told = json.loads((shell.home / "state" / "serve.json").read_text())
+    assert told["url"] == served.url
+    assert told["owner"]["pid"] == served.process.pid
+    token_file = Path(told["token_file"])
+    assert token_file.stat().st_mode & 0o777 == 0o600
+    ended = served.end()
+    assert ended.code == 143
+    assert not (shell.home / "state" / "serve.json").exists()
+    assert "Traceback" not in ended.err
+    # The token and the queue are those of the home: the next one has the same.
+    token = token_file.read_text()
+    again = serve(shell, started)
+    assert again.token() == token.strip()
+    assert again.end(signal.SIGINT).code == 130
+
+
+def test_one_coordinator_serves_a_database(shell: Shell, started):
+    serve(shell, started)
+    second = shell.stoker("serve", "--listen", "127.0.0.1:0")
+    assert second.code == 37
+    assert "a coordinator serves" in second.err
+
+
+def test_a_port_in_use_is_said_to_be(shell: Shell):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = shell.stoker("serve", "--listen", f"127.0.0.1:{port}")
+    assert done.code == 16
+    assert f"127.0.0.1:{port} is in use" in done.err
+    assert "--listen 127.0.0.1:0" in done.err
+
+
+def test_files_are_read_again_and_faults_leave_everything_as_it_was(shell: Shell, started):
+    cluster = shell.folder / "cluster.yaml"
+    cluster.write_text(CLUSTER)
+    served = serve(shell, started, "--cluster", cluster)
+    assert served.ready["notes"] == ["desk: new"]
+    cluster.write_text(CLUSTER + "  - { name: lab, host: lab.local }\n")
+    token = served.token()
+    assert served.post("/v1/reload?dry_run=1", token)["notes"] == ["lab: new"]
+    assert served.post("/v1/reload", token)["changed"] == ["lab"]
+    assert served.post("/v1/manifest/reload", token)["changed"] == []
+    cluster.write_text("nodes:\n  - { name: desk }\n")
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        served.post("/v1/reload", token)
+    assert caught.value.code == 422
+    body = json.loads(caught.value.read())
+    assert body["error"] == "cluster_faults"
+    assert "cluster.yaml:2" in json.dumps(body)
+    served.process.send_signal(signal.SIGHUP)
+    assert served.process.stderr is not None
+    wait_until(lambda: "reload: " in served.process.stderr.readline())  # type: ignore[union-attr]
+    cluster.write_text(CLUSTER)
+    wait_until(lambda: served.post("/v1/reload", token)["changed"] in (["lab"], []))
+    assert served.end().code == 143
+
+
+def test_a_second_signal_ends_it_at_once(shell: Shell, started):
+    served = serve(shell, started)
+    # An open request keeps the first signal waiting.
+    listening = socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2])), timeout=PATIENCE_S)
+    listening.sendall(b"POST /v1/claims HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 10\r\n\r\n")
+    os.kill(served.process.pid, signal.SIGTERM)
+    assert served.process.stderr is not None
+    wait_until(lambda: "stopping" in served.process.stderr.readline())  # type: ignore[union-attr]
+    os.kill(served.process.pid, signal.SIGTERM)
+    assert finish(served.process).code == 143
+    listening.close()
+
+
+def test_what_was_answered_is_there_after_a_kill(shell: Shell, started):
+    served = serve(shell, started)
+    hello = {
+        "worker": "desk",
+        "incarnation": "incarnation-1",
+        "capability": {"hostname": "desk", "os": "linux", "arch": "x86_64", "cpu_cores": 4},
+        "capability_digest": "0" * 64,
+    }
+    served.post("/v1/hello", body=json.dumps(hello).encode())
+    served.process.kill()
+    finish(served.process)
+    process = shell.start("serve", "--listen", "127.0.0.1:0")
+    started.append(process)
+    assert process.stdout is not None
+    said = [process.stdout.readline() for _ in range(3)]
+    again = Served(process, {"url": said[0].removeprefix("serving ").partition(",")[0]})
+    assert [machine["name"] for machine in again.get("/v1/machines")["machines"]] == ["desk"]
+    ended = again.end()
+    assert ended.code == 143
+    assert "operator's token in" in said[2]
+    assert f"stoker work --join {again.url}" in ended.err

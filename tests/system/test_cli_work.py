@@ -1,0 +1,142 @@
+"""`stoker work` and `stoker pause` as people use them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.system.fleet_desk import FleetDesk
+from tests.system.shell import PATIENCE_S, Shell, finish, wait_until
+
+PUSHED_S = 15.0
+"""Well below a heartbeat, and far above what it takes."""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, index: Path) -> Shell:
+    """A shell with a coordinator, for all tests here."""
+    return Shell(tmp_path_factory.mktemp("fleet"), index=index)
+
+
+@pytest.fixture(scope="module")
+def url(home: Shell) -> Iterator[str]:
+    """The coordinator of that shell's home, with the usual times."""
+    serving = home.start("serve", "--listen", "127.0.0.1:0", "--json")
+    assert serving.stdout is not None
+    try:
+        yield str(json.loads(serving.stdout.readline())["url"])
+    finally:
+        serving.send_signal(signal.SIGTERM)
+        serving.communicate(timeout=PATIENCE_S)
+
+
+def test_without_a_coordinator_it_says_how_to_get_one(shell: Shell):
+    done = shell.stoker("work")
+    assert done.code == 34
+    assert "stoker serve" in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--declare", "wheels=4"], "'wheels'"),
+        (["--grace", "soon"], "--grace"),
+        (["--name", "a/b", "--join", "http://127.0.0.1:9"], "can't be a worker's name"),
+    ],
+    ids=["wheels", "grace", "name"],
+)
+def test_what_it_can_not_take_is_refused_before_anything_happens(shell: Shell, words: list[str], said: str):
+    done = shell.stoker("work", *words)
+    assert done.code == 2
+    assert said in done.err
+    assert not (shell.home / "state" / "worker").exists()
+
+
+def test_what_is_no_coordinator_ends_it_with_a_clear_word(shell: Shell):
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        done = shell.stoker("work", "--join", f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+    assert done.code == 14
+    assert "is no coordinator that we understand" in done.out
+    assert "hint: " in done.out
+
+
+def test_a_running_job_is_cancelled_at_once_and_not_with_the_next_heartbeat(home: Shell, url: str):
+    pid = home.folder / "unwanted.pid"
+    script = f"echo $$ > {pid.name}; while :; do sleep 0.05; done"
+    working = home.start("work", "--name", "obedient", "--join", url)
+    with FleetDesk(url, home.home) as desk:
+        desk.submit("unwanted", "/bin/sh", "-c", script, folder=home.folder, allowed_hosts=("obedient",))
+        wait_until(lambda: pid.exists() and pid.read_text().strip())
+        # A heartbeat comes every 30 s, and the first ones came with the start.
+        began_s = time.monotonic()
+        done = home.stoker("cancel", "unwanted")
+        assert time.monotonic() - began_s < PUSHED_S
+        assert done.code == 0, done.err
+        assert desk.states()["unwanted"] == ("cancelled", "obedient")
+    assert subprocess.run(["/bin/kill", "-0", pid.read_text()], check=False).returncode
+    working.send_signal(signal.SIGTERM)
+    assert finish(working).code == 143
+
+
+def test_a_killed_workers_job_is_found_again_and_finished_as_the_same_attempt(home: Shell, url: str):
+    pid, go = home.folder / "waiter.pid", home.folder / "go"
+    script = f"echo $$ > {pid.name}; while ! test -e {go.name}; do sleep 0.02; done"
+    first = home.start("work", "--name", "desk", "--join", url)
+    with FleetDesk(url, home.home) as desk:
+        desk.submit("kept", "/bin/sh", "-c", script, folder=home.folder, allowed_hosts=("desk",))
+        wait_until(lambda: desk.states()["kept"][0] == "running" and pid.exists() and pid.read_text().strip())
+        double = home.stoker("work", "--name", "desk", "--join", url)
+        assert (double.code, "already works here" in double.err) == (16, True)
+        first.kill()
+        first.communicate(timeout=PATIENCE_S)
+        second = home.start("work", "--name", "desk", "--join", url, "--until-idle", "--json")
+        assert second.stdout is not None
+        assert json.loads(second.stdout.readline())["kind"] == "adopted"
+        go.touch()
+        assert finish(second).code == 0
+        story = desk.client.job("kept")
+        assert [(attempt.ending, attempt.machine) for attempt in story.attempts] == [("completed", "desk")]
+
+
+def test_two_workers_share_the_jobs_by_what_they_declare_and_give_back_what_runs(home: Shell, url: str):
+    shell, pid = home, home.folder / "pid"
+    script = "echo $$ > pid; while :; do sleep 0.05; done"
+    with FleetDesk(url, shell.home) as desk:
+        desk.submit("large", "echo", "large", folder=shell.folder, needs={"cores": 2}, allowed_hosts=("big", "little"))
+        desk.submit("long", "/bin/sh", "-c", script, folder=shell.folder, allowed_hosts=("little",))
+        little = shell.start("work", "--name", "little", "--join", url, "--declare", "cores=1,gpus=0")
+        wait_until(lambda: pid.exists() and pid.read_text().strip())
+        big = shell.stoker("work", "--name", "big", "--once", "--json")
+        assert big.code == 0, big.err
+        assert [one["kind"] for one in big.objects()] == ["joined", "granted", "started", "ended", "settled"]
+        assert all({"v", "ts", "seq", "source", "kind"} <= one.keys() for one in big.objects())
+        assert "little gives back" in shell.stoker("pause", "2h").out
+        wait_until(lambda: desk.states()["long"][0] == "pending")
+        assert desk.client.machine("little").state == "paused"
+        assert desk.states()["large"] == ("completed", "big")
+    little.send_signal(signal.SIGTERM)
+    lines = finish(little)
+    assert lines.code == 143, lines.err
+    assert "joined as little: 1 job at once" in lines.out
+    assert "long given back" in lines.out
+    assert subprocess.run(["/bin/kill", "-0", pid.read_text()], check=False).returncode
+    assert shell.stoker("pause", "--off").out == "takes jobs again\n"
+
+
+def test_a_pause_without_sense_is_refused(shell: Shell):
+    assert shell.stoker("pause", "soon").code == 2
+    assert shell.stoker("pause", "2h", "--off").code == 2
+    (told,) = shell.stoker("pause", "--json").objects()
+    assert told == {"is_paused": True, "until_s": None, "workers": []}
+    (status,) = shell.stoker("status", "--json").objects()
+    assert status["paused"].startswith("paused")

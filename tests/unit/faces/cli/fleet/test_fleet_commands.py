@@ -1,0 +1,308 @@
+"""Commands about jobs of the fleet, against a real coordinator whose worker is the test."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from stoker.wire.leasing import CancelConfirmed, Fail, Release
+from tests.servers.coordinator import Fleet
+from tests.servers.hand import Hand, said
+from tests.servers.little import LittleServer, Said
+from tests.unit.faces.cli.fleet.conftest import Stoker
+
+
+def test_jobs_lists_the_fleets_newest_first_with_where_they_run(fleet: Fleet, stoker: Stoker, submit):
+    submit("gbt", "resnet/1", "resnet/2")
+    Hand(fleet.client()).start()
+    done = stoker("jobs", at=fleet)
+    assert done.code == 0
+    assert [line.split()[0] for line in done.out.splitlines()] == ["job", "resnet/2", "resnet/1", "gbt"]
+    assert "desk" in next(line for line in done.out.splitlines() if "running" in line)
+    told = stoker("jobs", "--status", "pending", "--json", at=fleet).objects()
+    assert {(one["name"], one["where"]) for one in told} == {("resnet/2", "fleet"), ("resnet/1", "fleet")}
+
+
+def test_jobs_stops_at_its_limit_and_says_so(fleet: Fleet, stoker: Stoker, submit):
+    submit(*(f"sweep/{number}" for number in range(1, 31)))
+    done = stoker("jobs", "--limit", 3, at=fleet)
+    assert len(done.out.splitlines()) == 4
+    assert "older ones are not shown" in done.err
+    assert len(stoker("jobs", "--all", "--json", at=fleet).objects()) == 30
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("jobs", "--status", "runing"), "did you mean 'running'"),
+        (("jobs", "--all", "--limit", "3"), "one of them"),
+        (("jobs", "priority", "gbt", "high"), "not a whole number"),
+        (("machines", "drain", "desk", "--for", "soon"), "--for"),
+    ],
+    ids=["state", "all", "priority", "for"],
+)
+def test_words_that_can_not_be_are_refused(stoker: Stoker, words, said):
+    done = stoker(*words)
+    assert done.code == 2
+    assert said in done.err
+
+
+def test_a_coordinator_that_does_not_answer_hides_nothing_of_this_machine(stoker: Stoker):
+    with LittleServer(lambda _asked: Said()) as server:
+        away = server.url
+    done = stoker("jobs", at=away)
+    assert (done.code, "nothing has run here yet" in done.out) == (0, True)
+    assert "can't be reached" in done.err
+    named = stoker("jobs", "--at", away)
+    assert named.code == 34
+    assert away in named.err
+
+
+def test_what_listens_there_and_is_no_coordinator_is_told(stoker: Stoker):
+    with LittleServer(lambda _asked: Said(body=b"<html>")) as server:
+        done = stoker("jobs", "--at", server.url)
+    assert done.code == 14
+    assert "is no coordinator" in done.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("jobs", "requeue", "gbt"),
+        ("jobs", "priority", "gbt", "3"),
+        ("machines", "drain", "desk"),
+        ("admin", "reload"),
+    ],
+    ids=" ".join,
+)
+def test_what_needs_a_coordinator_says_how_to_get_one(stoker: Stoker, words):
+    done = stoker(*words)
+    assert done.code in (1, 34)
+    if words[0] != "jobs":
+        assert "stoker serve" in done.err
+
+
+def test_a_job_is_shown_with_its_attempts_and_the_stages_of_the_last(fleet: Fleet, stoker: Stoker, submit):
+    submit("gbt")
+    hand = Hand(fleet.client())
+    first = hand.start()
+    hand.client.release(first.job, Release(**said(first), why="the machine is wanted"))
+    second = hand.start()
+    hand.put_story(second, "epoch 1")
+    done = stoker("jobs", "show", "gbt", at=fleet)
+    assert done.code == 0
+    assert "gbt: running on desk" in done.out
+    assert "by ann@laptop" in done.out
+    assert "released" in done.out
+    assert "run " in done.out.partition("stage")[2]
+    (told,) = stoker("jobs", "show", "gbt", "--json", at=fleet).objects()
+    assert [one["ending"] for one in told["attempts"]] == ["released", ""]
+    assert [stage["node"] for stage in told["stages"]] == ["run"]
+
+
+def test_a_sweeps_bare_name_stands_for_its_points(fleet: Fleet, stoker: Stoker, submit):
+    submit("resnet/1", "resnet/2", "resnet/10")
+    done = stoker("jobs", "show", "resnet", at=fleet)
+    assert "resnet: 3 points, 3 pending" in done.out
+    points = [line.split()[0] for line in done.out.splitlines() if line.startswith("resnet/")]
+    assert points == ["resnet/1", "resnet/2", "resnet/10"]
+    assert stoker("logs", "resnet", at=fleet).code == 2
+    changed = stoker("jobs", "priority", "resnet", 7, "--json", at=fleet).objects()
+    assert [(one["name"], one["priority"], one["was"]) for one in changed] == [
+        ("resnet/1", 7, 0),
+        ("resnet/2", 7, 0),
+        ("resnet/10", 7, 0),
+    ]
+    assert len(stoker("cancel", "resnet", "--json", at=fleet).objects()) == 3
+    assert "all 3 points of resnet have ended" in stoker("explain", "resnet", at=fleet).out
+
+
+def test_of_a_large_sweep_the_first_points_are_listed_and_the_rest_counted(fleet: Fleet, stoker: Stoker, submit):
+    submit(*(f"sweep/{number}" for number in range(1, 31)))
+    for words in (("jobs", "priority", "sweep", 3), ("cancel", "sweep"), ("jobs", "requeue", "sweep")):
+        lines = stoker(*words, at=fleet).out.splitlines()
+        assert len(lines) == 21
+        assert lines[-1] == "… and 10 more"
+    assert len(stoker("cancel", "sweep", "--json", at=fleet).objects()) == 30
+
+
+def test_an_unknown_name_gets_the_nearest_one(fleet: Fleet, stoker: Stoker, submit):
+    submit("resnet")
+    done = stoker("jobs", "show", "restnet", at=fleet)
+    assert done.code == 1
+    assert "did you mean 'resnet'" in done.err
+
+
+def test_logs_show_what_an_attempt_printed(fleet: Fleet, stoker: Stoker, submit):
+    submit("gbt")
+    hand = Hand(fleet.client())
+    assert "stoker explain gbt" in stoker("logs", "gbt", at=fleet).err
+    grant = hand.start()
+    assert "nothing of attempt 1 has arrived yet" in stoker("logs", "gbt", at=fleet).err
+    hand.put_story(grant, "epoch 1", "epoch 2")
+    assert stoker("logs", "gbt", at=fleet).out.splitlines() == ["==> run <==", "epoch 1", "epoch 2"]
+    assert stoker("logs", "gbt/run", at=fleet).out.splitlines() == ["epoch 1", "epoch 2"]
+    assert stoker("logs", "gbt", "--json", at=fleet).objects()[1] == {"node": "run", "line": "epoch 2"}
+    assert "had no attempt 4" in stoker("logs", "gbt", "--attempt", 4, at=fleet).err
+
+
+def test_following_goes_on_with_the_next_attempt_until_the_job_ends(fleet: Fleet, stoker: Stoker, submit):
+    submit("gbt")
+    hand = Hand(fleet.client())
+    first = hand.start()
+    hand.put_story(first, "one")
+
+    def live() -> None:
+        hand.put(first, "logs/run.log", "two\n", offset=4)
+        hand.client.release(first.job, Release(**said(first), why="wanted"))
+        second = hand.start()
+        hand.put_story(second, "three")
+        hand.put(second, "logs/run.log", "four\n", offset=6)
+        hand.finish(second, loss=0.5)
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    done = stoker("logs", "gbt", "-f", at=fleet)
+    thread.join()
+    assert done.code == 0, done.err
+    printed = [line for line in done.out.splitlines() if line and not line.startswith("==>")]
+    assert printed in (["one", "two", "three", "four"], ["three", "four"])
+    assert done.err.splitlines()[-1] == "gbt completed"
+
+
+def test_explain_tells_where_it_stands_and_what_happened(fleet: Fleet, stoker: Stoker, submit):
+    submit("gbt")
+    hand = Hand(fleet.client())
+    grant = hand.start()
+    hand.put_story(grant, "x")
+    hand.client.fail(grant.job, Fail(**said(grant), cause="user", message="loss is nan", hint="smaller lr"))
+    done = stoker("explain", "gbt", at=fleet)
+    assert done.code == 0
+    assert done.out.startswith("gbt: ")
+    assert "loss is nan" in done.out
+    assert "gbt runs on desk" in done.out
+    (told,) = stoker("explain", "gbt", "--json", at=fleet).objects()
+    assert told["job"]["state"] == "failed"
+    assert [stage["node"] for stage in told["stages"]] == ["run"]
+
+
+def test_waiting_ends_with_the_job_and_its_end_is_the_answer(fleet: Fleet, stoker: Stoker, submit):
+    submit("good", "bad")
+    hand = Hand(fleet.client())
+    good, bad = sorted((hand.start(), hand.start()), key=lambda grant: grant.name, reverse=True)
+    assert stoker("jobs", "wait", "good", "--timeout", "0.05s", at=fleet).code == 1
+    thread = threading.Thread(target=lambda: hand.finish(good, loss=0.25))
+    thread.start()
+    done = stoker("jobs", "wait", "good", "--timeout", "30s", at=fleet)
+    thread.join()
+    assert (done.code, "loss 0.25" in done.out) == (0, True)
+    hand.client.fail(bad.job, Fail(**said(bad), cause="user", message="exit 1"))
+    assert stoker("jobs", "wait", "bad", at=fleet).code == 1
+
+
+def test_a_job_that_waits_is_cancelled_at_once_and_queued_again(fleet: Fleet, stoker: Stoker, submit):
+    submit("gbt")
+    done = stoker("cancel", "gbt", at=fleet)
+    assert (done.code, done.out.startswith("cancelled gbt")) == (0, True)
+    assert stoker("cancel", "gbt", at=fleet).code == 30
+    assert stoker("jobs", "priority", "gbt", 1, at=fleet).code == 30
+    assert "queued again" in stoker("jobs", "requeue", "gbt", at=fleet).out
+    assert stoker("jobs", "requeue", "gbt", at=fleet).code == 30
+
+
+def test_a_running_job_is_cancelled_when_its_worker_says_so_and_not_before(fleet: Fleet, stoker: Stoker, submit):
+    submit("gbt")
+    hand = Hand(fleet.client())
+    grant = hand.start()
+    asked = stoker("cancel", "gbt", "--no-wait", "--json", at=fleet).objects()
+    assert asked[0]["is_cancelling"] is True
+    assert hand.client.job("gbt").job.is_cancelling
+    assert "cancelling" in stoker("jobs", at=fleet).out
+    confirm = threading.Timer(0.2, lambda: hand.client.cancelled(grant.job, CancelConfirmed(**said(grant))))
+    confirm.start()
+    done = stoker("cancel", "gbt", at=fleet)
+    confirm.join()
+    assert done.code == 0
+    assert "cancelled gbt on desk" in done.out
+    assert hand.client.job("gbt").job.state == "cancelled"
+
+
+def test_a_job_that_completed_meanwhile_is_not_called_cancelled(fleet: Fleet, stoker: Stoker, submit):
+    submit("gbt")
+    hand = Hand(fleet.client())
+    grant = hand.start()
+    finish = threading.Timer(0.2, lambda: hand.finish(grant))
+    finish.start()
+    done = stoker("cancel", "gbt", at=fleet)
+    finish.join()
+    assert done.code == 1
+    assert "gbt had completed before it could be cancelled" in done.out
+
+
+def test_machines_are_listed_closed_opened_and_forgotten(fleet: Fleet, stoker: Stoker, submit):
+    hand = Hand(fleet.client())
+    done = stoker("machines", "drain", "desk", "--for", "2h", "--why", "new fan", at=fleet)
+    assert (done.code, "desk is drained" in done.out) == (0, True)
+    listed = stoker("machines", "--json", at=fleet).objects()
+    assert [(one["name"], one["state"], one["why"]) for one in listed if not one["is_here"]] == [
+        ("desk", "drained", "new fan")
+    ]
+    shown = stoker("machines", "show", "desk", at=fleet).out
+    assert "drained for" in shown
+    assert "new fan" in shown
+    assert stoker("machines", "open", "desk", at=fleet).code == 0
+    assert hand.client.machine("desk").state == "ready"
+    assert stoker("machines", "cordon", "desk", at=fleet).code == 0
+    assert stoker("machines", "forget", "desk", at=fleet).code == 0
+    assert hand.client.machines() == ()
+    gone = stoker("machines", "show", "desk", at=fleet)
+    assert (gone.code, "desk" in gone.err) == (1, True)
+
+
+def test_a_machine_that_holds_something_is_not_forgotten(fleet: Fleet, stoker: Stoker, submit):
+    submit("gbt")
+    Hand(fleet.client()).start()
+    done = stoker("machines", "forget", "desk", at=fleet)
+    assert done.code == 1
+    assert "lease" in done.err
+
+
+def test_status_tells_of_the_fleet(fleet: Fleet, stoker: Stoker, submit):
+    submit("gbt", "knn", "mlp")
+    hand = Hand(fleet.client())
+    hand.finish(hand.start(), loss=0.5)
+    hand.start()
+    done = stoker("status", at=fleet)
+    assert "jobs: 1 pending, 1 running, 1 completed" in done.out
+    assert "desk" in done.out
+    assert "nothing runs here" not in done.out
+    (told,) = stoker("status", "--json", at=fleet).objects()
+    assert told["fleet"]["jobs"]["running"] == 1
+    assert [row["value"] for row in told["fleet"]["leaderboard"]["rows"]] == [0.5]
+    assert stoker("status", "--json").objects()[0]["fleet"] is None
+
+
+def test_an_operators_token_is_needed_and_its_absence_is_told(fleet: Fleet, stoker: Stoker, submit):
+    submit("gbt")
+    done = stoker("cancel", "gbt", "--at", fleet.url)
+    assert done.code == 33
+    assert "STOKER_OPERATOR_TOKEN" in done.err
+    assert fleet.client().job("gbt").job.state == "pending"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (("job", "cancel", "--help"), "usage: stoker cancel"),
+        (("job", "show", "--help"), "usage: stoker jobs show"),
+        (("requeue", "--help"), "usage: stoker jobs requeue"),
+        (("reload", "--help"), "usage: stoker admin reload"),
+        (("workers", "--help"), "usage: stoker machines"),
+        (("worker", "--help"), "usage: stoker machines"),
+        (("worker", "start", "--help"), "usage: stoker work"),
+    ],
+    ids=" ".join,
+)
+def test_earlier_words_keep_working(stoker: Stoker, old, new):
+    assert new in stoker(*old).out

@@ -1,0 +1,131 @@
+"""Which job a NAME means where there are jobs of this machine and jobs of the fleet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.faces.cli.fleet.naming import split_ref
+from stoker.host.identity import mine
+from stoker.model.digests import digest_value
+from stoker.model.lifecycle import JobState
+from stoker.worker.job_folder import JobEnd, JobFolder, JobSpec
+from tests.servers.coordinator import Fleet
+from tests.servers.hand import Hand
+from tests.unit.faces.cli.fleet.conftest import Stoker
+
+
+def _ran_here(home: Path, name: str, *, started_s: float, **options: Any) -> str:
+    """Leave what a run leaves behind, and give its id."""
+    attempt = f"20260101-000000-{name}{int(started_s)}"
+    spec = JobSpec(
+        attempt=attempt,
+        job_id=digest_value("job", {"name": name}),
+        name=name,
+        recipe="command",
+        args={},
+        folder="/",
+        started_s=started_s,
+        stoker="0",
+        options=options,
+    )
+    folder = JobFolder.begin(str(home / "runs"), spec, mine())
+    folder.end(
+        JobEnd(
+            state=JobState.COMPLETED,
+            ended_s=started_s + 1,
+            hits=0,
+            ran=1,
+            failed=0,
+            elapsed_s=1.0,
+            exit_code=0,
+            error=None,
+            keys={},
+            out=None,
+        )
+    )
+    return attempt
+
+
+@pytest.mark.parametrize(
+    ("target", "ref"),
+    [
+        ("gbt", ("gbt", "")),
+        ("gbt/train", ("gbt", "train")),
+        ("resnet/3", ("resnet/3", "")),
+        ("resnet/3/train", ("resnet/3", "train")),
+        ("last/2", ("last/2", "")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_number_behind_a_name_is_a_point_and_a_word_a_stage(target, ref):
+    assert split_ref(target) == ref
+
+
+def test_without_a_coordinator_names_mean_jobs_of_this_machine(home, stoker: Stoker):
+    _ran_here(home, "gbt", started_s=10.0)
+    (told,) = stoker("jobs", "show", "gbt", "--json").objects()
+    assert (told["where"], told["state"]) == ("here", "completed")
+
+
+def test_of_two_jobs_of_one_name_the_newer_is_meant_and_the_other_named(fleet: Fleet, home, stoker: Stoker, submit):
+    submit("gbt")
+    old = _ran_here(home, "gbt", started_s=10.0)
+    done = stoker("jobs", "show", "gbt", "--json", at=fleet)
+    assert done.objects()[0]["where"] == "fleet"
+    assert old in done.err
+    assert stoker("jobs", "show", old, "--json", at=fleet).objects()[0]["where"] == "here"
+    _ran_here(home, "gbt", started_s=9e9)
+    done = stoker("jobs", "show", "gbt", "--json", at=fleet)
+    assert done.objects()[0]["where"] == "here"
+    (job,) = fleet.client().jobs().jobs
+    assert job.id[:12] in done.err
+    by_id = stoker("jobs", "show", job.id[:12], "--json", at=fleet)
+    assert (by_id.objects()[0]["where"], by_id.err) == ("fleet", "")
+
+
+def test_last_is_the_newest_wherever_it_ran(fleet: Fleet, home, stoker: Stoker, submit):
+    submit("resnet/1", "resnet/2")
+    _ran_here(home, "gbt", started_s=10.0)
+    shown = stoker("jobs", "show", "last", "--json", at=fleet)
+    assert (shown.objects()[0]["job"]["name"], shown.err) == ("resnet/2", "")
+    assert stoker("jobs", "show", "last/1", "--json", at=fleet).objects()[0]["job"]["name"] == "resnet/1"
+    _ran_here(home, "gbt", started_s=9e9)
+    assert stoker("jobs", "show", "last", "--json", at=fleet).objects()[0]["name"] == "gbt"
+
+
+def test_an_attempt_that_ran_here_is_not_listed_beside_its_job(fleet: Fleet, home, stoker: Stoker, submit):
+    (job,) = submit("gbt")
+    Hand(fleet.client()).start()
+    _ran_here(home, "gbt", started_s=9e9, fleet={"job": job, "attempt": 1})
+    _ran_here(home, "mine", started_s=10.0)
+    listed = stoker("jobs", "--json", at=fleet).objects()
+    assert [(one["name"], one["where"]) for one in listed] == [("gbt", "fleet"), ("mine", "here")]
+    assert stoker("jobs", "show", "gbt", "--json", at=fleet).objects()[0]["where"] == "fleet"
+    assert {one["name"] for one in stoker("jobs", "--json").objects()} == {"gbt", "mine"}
+
+
+def test_jobs_of_both_stand_in_one_list_by_their_age(fleet: Fleet, home, stoker: Stoker, submit):
+    _ran_here(home, "oldest", started_s=10.0)
+    submit("middle")
+    _ran_here(home, "newest", started_s=9e9)
+    listed = stoker("jobs", at=fleet).out.splitlines()
+    assert [line.split()[0] for line in listed[1:]] == ["newest", "middle", "oldest"]
+    here = stoker("jobs", "--machine", "here", "--json", at=fleet).objects()
+    assert {one["name"] for one in here} == {"newest", "oldest"}
+
+
+def test_a_job_of_this_machine_has_no_line_on_the_fleet(fleet: Fleet, home, stoker: Stoker):
+    _ran_here(home, "gbt", started_s=10.0)
+    done = stoker("jobs", "requeue", "gbt", at=fleet)
+    assert done.code == 1
+    assert "is a job of this machine" in done.err
+    assert "--attempt is for jobs of the fleet" in stoker("logs", "gbt", "--attempt", 1, at=fleet).err
+
+
+def test_waiting_for_a_job_of_this_machine_works_the_same(home, stoker: Stoker):
+    _ran_here(home, "gbt", started_s=10.0)
+    done = stoker("jobs", "wait", "gbt")
+    assert (done.code, done.out.startswith("gbt completed")) == (0, True)

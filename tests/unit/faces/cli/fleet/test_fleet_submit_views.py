@@ -1,0 +1,160 @@
+"""What `stoker submit` shows: what changes, what a job asks for, how jobs end; and who stops watching stops nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from stoker.faces.cli.fleet.submit_changes import change_lines, counts_text, needs_text, order_lines
+from stoker.faces.cli.fleet.watching import Watching, ended_text, watch
+from stoker.model.clock import FakeClock
+from stoker.model.lifecycle import JobState
+from stoker.model.requirements import Wish
+from stoker.model.resources import GIB
+from stoker.wire.event_stream import FleetEvent
+from stoker.wire.orders import JobOrder, OrderOutcome, Outcome, RequirementsBody, Submitted
+from stoker.wire.views import JobPage, JobStory, JobView
+
+ID = "ab" * 32
+
+
+def order(number: int = 0, **more: Any) -> JobOrder:
+    return JobOrder(id=f"{number:064x}", name="a", number=number, recipe="r", **more)
+
+
+def answer(*outcomes: Outcome, **more: Any) -> Submitted:
+    jobs = [
+        OrderOutcome(id=f"{at:064x}", name="a", number=at, outcome=outcome, state="pending", changes=("priority",))
+        for at, outcome in enumerate(outcomes, 1)
+    ]
+    return Submitted(jobs=tuple(jobs), counts={}, **more)
+
+
+def view(state: JobState = JobState.RUNNING, **more: Any) -> JobView:
+    given = {"priority": 0, "epoch": 1, "attempt": 1, "submitted_s": 0.0, "changed_s": 0.0, **more}
+    return JobView(id=ID, name="a", recipe="r", state=str(state), **given)
+
+
+def test_every_outcome_has_its_sign_and_its_words() -> None:
+    told = answer(*Outcome, vanished=("b",))
+    lines = change_lines([order(at) for at in range(1, 6)], told, source="/x/m.toml", columns=0)
+    assert [line[:5] for line in lines] == ["+ a/1", "= a/2", "~ a/3", "+ a/4", "! a/5", "- b  "]
+    assert lines[1].endswith("known: pending")
+    assert lines[2].endswith("changed: priority (pending)")
+    assert lines[5] == "- b  not in m.toml any more; it stays until you cancel it"
+    assert counts_text(told) == "5 jobs: 1 new, 1 known, 1 changed, 1 requeued, 1 kept"
+
+
+def test_of_very_many_jobs_the_first_are_listed_and_the_rest_counted() -> None:
+    jobs = [order(at) for at in range(1, 1001)]
+    lines = change_lines(jobs, answer(*[Outcome.NEW] * 1000), source="", columns=0)
+    assert len(lines) == 21
+    assert lines[-1] == "+ … and 980 more new"
+    assert order_lines(jobs, columns=0)[-1] == "… and 980 more"
+
+
+@pytest.mark.parametrize(
+    ("wants", "text"),
+    [
+        (RequirementsBody(ram_bytes=0), "nothing in particular"),
+        (RequirementsBody(wish=Wish.REQUIRE, vram_bytes=6 * GIB, cores=2), "a GPU with 6.0 GiB, 4.0 GiB RAM, 2 cores"),
+        (RequirementsBody(wish=Wish.PREFER, device_count=2, ram_bytes=0), "2 GPUs if there is one"),
+    ],
+    ids=["nothing", "a card", "two if any"],
+)
+def test_what_a_job_asks_for_is_said(wants: RequirementsBody, text: str) -> None:
+    assert needs_text(order(requirements=wants)) == text
+
+
+def test_an_end_says_how_long_where_and_why() -> None:
+    good = view(JobState.COMPLETED, label="lr=1", started_s=1.0, ended_s=3.0, machine="desk", metrics={"loss": 0.41234})
+    assert ended_text(good, JobState.COMPLETED) == "a  lr=1  2.0s  loss 0.4123  on desk"
+    assert ended_text(view(JobState.FAILED, why="user: exit 3"), JobState.FAILED) == "a  failed  user: exit 3"
+
+
+class Lines:
+    """Stands where the coordinator's client stands: answers what a test says."""
+
+    def __init__(self, *events: FleetEvent | BaseException | None, views: list[JobView]) -> None:
+        self._events = events
+        self._views = views
+
+    def events(self, *, beat_s: float) -> Iterator[FleetEvent | None]:
+        for one in self._events:
+            if isinstance(one, BaseException):
+                raise one
+            yield one
+
+    def jobs(self, *, name: str, after: str) -> JobPage:
+        return JobPage(jobs=tuple(self._views))
+
+    def job(self, ref: str) -> JobStory:
+        return JobStory(job=self._views[-1])
+
+
+class Said:
+    """A call whose output is kept."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.objects: list[dict[str, Any]] = []
+        self.out: Any = self
+        self.parts: Any = self
+        self.clock = FakeClock()
+        self.is_watched = self.is_quiet = self.is_json = self.is_terminal = self.is_unicode = False
+        self.line = self.note = self.complain = self.lines.append
+        self.object = self.objects.append
+
+    def paint(self, text: str, _colour: str) -> str:
+        return text
+
+
+def moved(state: JobState) -> FleetEvent:
+    return FleetEvent(id=1, kind="job_finished", data={"job": ID, "name": "a", "to": str(state)})
+
+
+JOB = OrderOutcome(id=ID, name="a", number=0, outcome=Outcome.NEW, state="pending")
+
+
+def test_watching_ends_with_the_last_job_and_its_code_says_how() -> None:
+    call: Any = Said()
+    client: Any = Lines(None, moved(JobState.COMPLETED), views=[view(JobState.RUNNING)])
+    assert watch(call, client, [JOB]) == 0
+    assert call.lines == ["+ a"]
+    failed: Any = Lines(moved(JobState.FAILED), views=[view(JobState.FAILED, why="user: exit 3")])
+    assert watch(call, failed, [JOB]) == 1
+    assert "x a  failed  user: exit 3" in call.lines
+
+
+def test_what_ended_before_anybody_listened_is_seen_by_looking() -> None:
+    call: Any = Said()
+    client: Any = Lines(None, views=[view(JobState.COMPLETED)])
+    assert watch(call, client, [JOB]) == 0
+    assert client.events(beat_s=1.0)
+
+
+def test_jobs_that_had_ended_are_not_waited_for() -> None:
+    ended = OrderOutcome(id=ID, name="a", number=0, outcome=Outcome.KNOWN, state="completed")
+    call: Any = Said()
+    client: Any = Lines(AssertionError("nobody needs to listen"), views=[])
+    assert watch(call, client, [ended]) == 0
+
+
+def test_who_stops_watching_stops_nothing_else() -> None:
+    call: Any = Said()
+    client: Any = Lines(None, KeyboardInterrupt(), views=[view(JobState.RUNNING)])
+    with pytest.raises(KeyboardInterrupt):
+        watch(call, client, [JOB])
+    assert "1 job goes on without you" in call.lines[-1]
+
+
+def test_what_runs_and_what_waits_is_told_meanwhile() -> None:
+    call: Any = Said()
+    running = view(JobState.RUNNING, step=5, of=10, machine="desk", metrics={"loss": 0.5})
+    client: Any = Lines(None, views=[running])
+    watching = Watching(call, client, [JOB, OrderOutcome(**{**JOB.model_dump(), "id": "cd" * 32})])
+    watching.follow()
+    watching.close()
+    assert watching.running(0.0, 0.0) == ["a  50 %  loss 0.5  on desk", "1 waits"]

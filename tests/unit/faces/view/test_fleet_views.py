@@ -1,0 +1,155 @@
+"""Jobs, machines and explanations of a fleet as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stoker.faces.view.fleet import attempt_row, event_text, job_row, machine_lines, machine_row, took_s
+from stoker.faces.view.fleet_explaining import explanation_lines
+from stoker.wire.views import AttemptView, JobExplanation, JobView, MachineView
+
+NOW_S = 10_000.0
+
+
+def _job(**more: Any) -> JobView:
+    fields: dict[str, Any] = {
+        "id": "ab" * 32,
+        "name": "resnet/3",
+        "recipe": "command",
+        "state": "pending",
+        "priority": 0,
+        "epoch": 1,
+        "attempt": 0,
+        "submitted_s": NOW_S - 60,
+        "changed_s": NOW_S - 60,
+    }
+    return JobView.model_validate(fields | more)
+
+
+def _machine(**more: Any) -> MachineView:
+    fields: dict[str, Any] = {"name": "desk", "state": "ready", "last_seen_s": NOW_S - 5, "slots": 2, "held": 1}
+    return MachineView.model_validate(fields | more)
+
+
+def test_a_job_of_a_list_says_where_how_far_and_why():
+    row = job_row(
+        _job(state="running", machine="desk", started_s=NOW_S - 30, step=63, of=100, metrics={"loss": 0.4}), NOW_S
+    )
+    assert row[:6] == ["resnet/3", "running", "desk", "30 s ago", "30s", "abababababab"]
+    assert row[6] == "command  63 %  loss 0.4"
+
+
+def test_somebodys_wish_to_end_it_is_seen_in_the_list():
+    assert job_row(_job(state="running", is_cancelling=True), NOW_S)[1] == "cancelling"
+
+
+def test_text_of_others_is_not_obeyed_by_a_terminal():
+    assert "\x1b" not in job_row(_job(why="no\x1b[2Jway\nout"), NOW_S)[6]
+
+
+@pytest.mark.parametrize(
+    ("fields", "seconds"),
+    [
+        ({}, None),
+        ({"state": "running", "started_s": NOW_S - 30}, 30.0),
+        ({"state": "completed", "started_s": 100.0, "ended_s": 140.0}, 40.0),
+        ({"state": "running", "started_s": NOW_S - 5, "ended_s": NOW_S - 50}, 5.0),
+        ({"state": "pending", "started_s": 100.0, "ended_s": 140.0}, None),
+    ],
+    ids=["waits", "runs", "ended", "runs again", "waits again"],
+)
+def test_how_long_a_job_took_is_that_of_its_last_attempt(fields, seconds):
+    assert took_s(_job(**fields), NOW_S) == seconds
+
+
+def test_a_try_says_how_it_ended():
+    attempt = AttemptView(
+        number=1,
+        epoch=1,
+        generation=0,
+        machine="lab1",
+        incarnation="i",
+        granted_s=NOW_S - 200,
+        started_s=NOW_S - 190,
+        ended_s=NOW_S - 100,
+        ending="expired",
+        cause="lost",
+        message="no word for 120 s",
+    )
+    assert attempt_row(attempt, NOW_S) == ["1", "lab1", "expired (lost)", "3 min ago", "1m30s", "no word for 120 s"]
+
+
+def test_a_machine_says_what_it_holds_and_until_when_it_is_closed():
+    device = {"name": "RTX 4090", "uuid": "GPU-1", "total_bytes": 24 << 30, "closed": "cordoned", "jobs": ["a"]}
+    machine = _machine(
+        state="drained",
+        why="new fan",
+        until_s=NOW_S + 7200,
+        jobs=("a", "b"),
+        devices=(device,),
+        capability={"cpu_cores": 8, "ram_total_bytes": 64 << 30},
+    )
+    row = machine_row(machine, NOW_S)
+    assert row[:6] == ["desk", "drained for 2h00m", "1 of 2", "8", "64.0 GiB", "5 s ago"]
+    assert row[6] == "RTX 4090 24.0 GiB (cordoned); new fan; a, b"
+    assert any("GPU-1" in line and "taken by a" in line for line in machine_lines(machine, NOW_S))
+
+
+def test_an_event_is_a_line():
+    event = {"kind": "job_expired", "name": "resnet/2", "machine": "lab1", "cause": "lost"}
+    assert event_text(event) == "resnet/2 back in the queue: its worker was lost on lab1: lost"
+    assert event_text({"kind": "machine_joined", "machine": "lab1"}) == "lab1 joined"
+    assert event_text({"kind": "something_new", "name": "x"}) == "x something new"
+
+
+def test_an_explanation_has_a_row_for_every_machine_and_device():
+    told = JobExplanation(
+        job=_job(),
+        verdict="waits",
+        place_in_line=2,
+        starts_s=NOW_S + 840,
+        based_on="median of 12 runs of command",
+        machines=(
+            {
+                "node": "desk",
+                "fits": False,
+                "score": None,
+                "obstacles": [{"why": "its one device is taken", "device": None}],
+                "devices": [
+                    {"uuid": "GPU-1", "type": "rtx-4090", "score": None, "obstacle": {"why": "taken by a job"}}
+                ],
+                "held": [{"name": "resnet/1", "until_s": NOW_S + 840}],
+            },
+            {
+                "node": "lab1",
+                "fits": True,
+                "score": 1.5,
+                "on": ["GPU-2"],
+                "obstacles": [],
+                "devices": [
+                    {"uuid": "GPU-2", "type": "gtx-1080", "score": 1.5, "terms": [{"name": "speed", "value": 1.5}]}
+                ],
+            },
+        ),
+        changes=("jobs may share desk",),
+        declines=({"machine": "lab2", "reason": "disk", "message": "2 GiB left"},),
+    )
+    lines = list(explanation_lines(told, now_s=NOW_S, columns=0))
+    assert lines[0] == "resnet/3: waits (2nd in line)"
+    assert lines[1] == "may start in about 14m00s, from median of 12 runs of command"
+    text = "\n".join(lines)
+    assert "taken by resnet/1 for about 14m00s" in text
+    assert [line.split()[0] for line in lines[3:8]] == ["machine", "desk", "GPU-1", "lab1", "GPU-2"]
+    assert "speed 1.5" in text
+    assert "declined by lab2: disk: 2 GiB left" in text
+    assert lines[-1] == "starts now if jobs may share desk"
+
+
+@pytest.mark.parametrize(
+    ("place", "said"), [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (112, "112th"), (121, "121st")]
+)
+def test_places_in_line_are_ordinals(place, said):
+    told = JobExplanation(job=_job(), verdict="waits", place_in_line=place)
+    assert next(iter(explanation_lines(told, now_s=NOW_S, columns=0))) == f"resnet/3: waits ({said} in line)"

@@ -1,0 +1,150 @@
+"""`from stoker import Client`: the fleet from Python, against a real coordinator whose worker is the test."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from stoker import Client
+from stoker.model.errors import ManifestFaults, NotFound
+from stoker.model.fleet_errors import NoCoordinator, NotAllowed
+from stoker.wire.leasing import CancelConfirmed, Grant, Release, Start
+from stoker.wire.orders import Submission
+from tests.contract.queue_driving import order
+from tests.servers.coordinator import TOKEN, Fleet, coordinator
+from tests.servers.hand import Hand, said
+
+
+@pytest.fixture
+def fleet(sqlite_template: Path, tmp_path: Path) -> Iterator[Fleet]:
+    path = tmp_path / "queue.db"
+    path.write_bytes(sqlite_template.read_bytes())
+    with coordinator(f"sqlite:///{path}", tmp_path) as fleet:
+        yield fleet
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("STOKER_COORDINATOR", raising=False)
+    monkeypatch.delenv("STOKER_OPERATOR_TOKEN", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def client(fleet: Fleet) -> Iterator[Client]:
+    with Client(fleet.url, token=TOKEN) as client:
+        yield client
+
+
+def test_whoever_imports_stoker_does_not_pay_for_it():
+    code = "import sys, stoker; sys.exit('pydantic' in sys.modules or 'stoker.client' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_without_a_coordinator_it_says_how_to_get_one():
+    with pytest.raises(NoCoordinator) as caught:
+        Client()
+    assert "stoker serve" in caught.value.hint
+
+
+def test_the_environment_names_the_coordinator_and_the_token(fleet: Fleet, monkeypatch):
+    monkeypatch.setenv("STOKER_COORDINATOR", fleet.url)
+    with Client() as reader, pytest.raises(NotAllowed):
+        reader.submit([order("gbt")])
+    monkeypatch.setenv("STOKER_OPERATOR_TOKEN", TOKEN)
+    with Client() as writer:
+        assert writer.submit([order("gbt")]).counts == {"new": 1}
+
+
+def test_a_manifest_is_checked_whole_and_submitted_once(client: Client, tmp_path: Path):
+    manifest = tmp_path / "manifest.toml"
+    manifest.write_text('[[jobs]]\nname = "a"\ncommnad = "true"\n[[jobs]]\nname = "b"\n')
+    with pytest.raises(ManifestFaults) as caught:
+        client.submit("manifest.toml")
+    assert len(caught.value.faults) >= 2
+    assert list(client.jobs()) == []
+    manifest.write_text('[[jobs]]\nname = "echo"\ncommand = "echo {x}"\nsweep = { x = [1, 2] }\n')
+    assert client.submit(manifest, dry_run=True).counts == {"new": 2}
+    assert client.submit(manifest).counts == {"new": 2}
+    assert client.submit(manifest).counts == {"known": 2}
+    assert [job.name for job in client.jobs()] == ["echo/2", "echo/1"]
+
+
+def test_jobs_are_fetched_as_they_are_taken(client: Client, monkeypatch):
+    monkeypatch.setattr("stoker.client._PAGE", 7)
+    client.submit(Submission(jobs=tuple(order("sweep", number) for number in range(1, 21))))
+    assert [job.name for job in client.jobs()] == [f"sweep/{number}" for number in range(20, 0, -1)]
+    assert len(list(client.jobs(limit=10))) == 10
+    assert list(client.jobs(state="running")) == []
+
+
+def test_waiting_gives_how_jobs_ended_and_a_time_limit_holds(client: Client, fleet: Fleet):
+    client.submit([order("sweep", 1), order("sweep", 2)])
+    hand = Hand(fleet.client())
+    with pytest.raises(TimeoutError, match="2 of 2"):
+        client.wait("sweep", timeout_s=0.05)
+    grants = hand.take(2)
+    thread = threading.Thread(target=lambda: [_complete(hand, grant) for grant in grants])
+    thread.start()
+    ended = client.wait("sweep", timeout_s=60)
+    thread.join()
+    assert [(job.name, job.state) for job in ended] == [("sweep/1", "completed"), ("sweep/2", "completed")]
+    assert client.leaderboard("loss").rows[0].value == 0.5
+
+
+def _complete(hand: Hand, grant: Grant) -> None:
+    hand.client.start(grant.job, Start(**said(grant)))
+    hand.finish(grant, loss=0.5)
+
+
+def test_logs_are_lines_and_following_ends_with_the_job(client: Client, fleet: Fleet):
+    client.submit([order("gbt")])
+    hand = Hand(fleet.client())
+    with pytest.raises(NotFound, match="nothing has run"):
+        list(client.logs("gbt"))
+    grant = hand.start()
+    hand.put_story(grant, "one", "two")
+    assert list(client.logs("gbt")) == ["one", "two"]
+    lines = client.logs("gbt", follow=True)
+    assert list(islice(lines, 2)) == ["one", "two"]
+    hand.client.release(grant.job, Release(**said(grant)))
+    second = hand.start()
+    hand.put_story(second, "three")
+    hand.finish(second)
+    assert list(lines) == ["three"]
+    assert list(client.logs("gbt", attempt=1)) == ["one", "two"]
+
+
+def test_cancel_is_confirmed_where_that_is_waited_for(client: Client, fleet: Fleet):
+    client.submit([order("gbt"), order("knn")])
+    hand = Hand(fleet.client())
+    grant = hand.start()
+    (asked,) = client.cancel(grant.name)
+    assert (asked.state, asked.is_cancelling) == ("running", True)
+    confirm = threading.Timer(0.1, lambda: hand.client.cancelled(grant.job, CancelConfirmed(**said(grant))))
+    confirm.start()
+    (ended,) = client.cancel(grant.name, wait=True)
+    confirm.join()
+    assert ended.state == "cancelled"
+    assert client.requeue(grant.name).changed
+    client.priority(grant.name, 5)
+    assert client.job(grant.name).job.priority == 5
+    assert client.explain(grant.name).job.state == "pending"
+
+
+def test_events_begin_where_they_are_asked_to(client: Client, fleet: Fleet):
+    client.submit([order("gbt")])
+    Hand(fleet.client())
+    events = list(islice(client.events(0), 3))
+    assert [event.kind for event in events][1:] == ["job_submitted", "machine_joined"]
+    assert next(client.events(events[0].id)) == events[1]
+    assert {machine.name: machine.state for machine in client.machines()} == {"desk": "ready"}
+    assert client.status().jobs["pending"] == 1
