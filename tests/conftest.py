@@ -1,10 +1,84 @@
-"""How far tests look: the same examples every time in `make test`, new ones in `make soak`."""
+"""How far tests look: the same examples every time in `make test`, new ones in `make soak`. And databases for them."""
 
 from __future__ import annotations
 
+import gc
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests.servers.postgres import PostgresServer
 
 # What random examples find is for whoever went looking, not for whoever changes something else that day.
 settings.register_profile("steady", derandomize=True)
 settings.register_profile("seeking")
 settings.load_profile("steady")
+
+# Half a million objects come from collecting, and stay: a collector that looks through them all the time finds nothing.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL of this test process. Whoever breaks it mends it: others use it too."""
+    from tests.servers.postgres import postgres, why_not
+
+    if why := why_not():
+        pytest.skip(why)
+    with postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres: PostgresServer) -> Iterator[str]:
+    """An empty database of this test's own, on the shared server."""
+    url = postgres.create()
+    yield url
+    postgres.drop(url)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A database of this test's own, once of each sort: with the queue's tables, and nothing in them."""
+    if request.param == "sqlite":
+        path = tmp_path / "queue.db"
+        shutil.copyfile(request.getfixturevalue("sqlite_template"), path)
+        yield f"sqlite:///{path}"
+        return
+    server: PostgresServer = request.getfixturevalue("postgres")
+    url = server.create(request.getfixturevalue("postgres_template"))
+    yield url
+    server.drop(url)
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with the queue's tables, to be copied: that is quicker than to make them each time."""
+    path = tmp_path_factory.mktemp("sqlite") / "template.db"
+    _make_tables(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def postgres_template(postgres: PostgresServer) -> str:
+    """The name of a database with the queue's tables, to be copied."""
+    url = postgres.create()
+    _make_tables(url)
+    return url.rpartition("/")[2]
+
+
+def _make_tables(url: str) -> None:
+    from stoker.coordinator.database.opening import open_database
+    from stoker.model.clock import SystemClock
+
+    open_database(url, clock=SystemClock()).close()

@@ -1,17 +1,23 @@
 """Write the reference pages from the code, or check that they are what the code says.
 
-python tools/reference.py            writes docs/reference/*.md
+python tools/reference.py            writes docs/reference/*.md and openapi.json
 python tools/reference.py --check    changes nothing; says which page is out of date and exits with 1
 """
 
 from __future__ import annotations
 
 import difflib
+import json
+import os
+import subprocess
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from stoker.config.cluster_file import GPU, NODE
 from stoker.config.manifest import HostEntry, JobEntry
@@ -21,8 +27,10 @@ from stoker.faces.cli.commands import COMMANDS, top_help
 from stoker.faces.cli.grammar import Grammar
 from stoker.faces.view.arguments import argument_rows, example_line
 from stoker.model import errors
+from stoker.model import fleet_errors as _fleet_errors  # noqa: F401 - they are leaves of the tree of errors
 from stoker.model.events import LOSSY, Kinds
 from stoker.model.exits import MEANINGS
+from stoker.model.fleet_events import FleetKinds
 from stoker.model.frozen import fields_of
 from stoker.model.nodes import Gpu, Node
 from stoker.plan.catalogue import Catalogue, Source
@@ -83,6 +91,31 @@ EVENTS = {
     Kinds.DOWNLOAD_FROZEN: ("a lock list of a repository is written", "phase, file, path, files, bytes, commit"),
 }
 
+FLEET_EVENTS = {
+    FleetKinds.JOB_SUBMITTED: "somebody wants it",
+    FleetKinds.JOB_READY: "what it was to come after has completed",
+    FleetKinds.JOB_GRANTED: "a worker holds a lease on it, under a new epoch",
+    FleetKinds.JOB_STARTED: "its process runs",
+    FleetKinds.JOB_CHECKPOINT: "a checkpoint lies with the coordinator; the next attempt goes on from it",
+    FleetKinds.JOB_FINISHED: "completed: its result lies with the coordinator",
+    FleetKinds.JOB_FAILED: "failed, and its budget of attempts for that cause is spent",
+    FleetKinds.JOB_RETRYING: "an attempt failed, and another may follow",
+    FleetKinds.JOB_RELEASED: "its worker gave it back; the attempt is not charged",
+    FleetKinds.JOB_DECLINED: "its worker looked again and would not start it; not charged",
+    FleetKinds.JOB_EXPIRED: "its lease ended with nothing heard of its worker, or its worker came back without it",
+    FleetKinds.JOB_CANCELLING: "somebody wants it cancelled; its worker has not confirmed that it stopped",
+    FleetKinds.JOB_CANCELLED: "cancelled; nothing of it runs any more, or its lease has ended",
+    FleetKinds.JOB_REQUEUED: "it had ended and is to run again, under a higher epoch",
+    FleetKinds.JOB_CHANGED: "its priority, requirements or name are others now; its state is not",
+    FleetKinds.MACHINE_JOINED: "a worker said hello",
+    FleetKinds.MACHINE_CHANGED: "drained, cordoned, paused, opened; or what it has is not what it had",
+    FleetKinds.MACHINE_LOST: "nothing was heard of it for longer than its lease and the grace",
+    FleetKinds.MACHINE_FORGOTTEN: "it was removed from the list",
+    FleetKinds.COORDINATOR_STARTED: "a coordinator serves this database from now on",
+    FleetKinds.POLICY_RELOADED: "the cluster file or the manifest was read again",
+    FleetKinds.DATABASE_RESTORED: "the queue goes on from a backup, under a new generation",
+}
+
 
 def main() -> int:
     pages: dict[str, Callable[[], list[str]]] = {
@@ -91,10 +124,13 @@ def main() -> int:
         "events.md": events_page,
         "recipes.md": recipes_page,
         "files.md": files_page,
+        "http-api.md": routes_page,
+        "openapi.json": openapi_document,
     }
     stale = []
     for name, make in pages.items():
-        text = "\n".join([MADE, "", *make()]).rstrip() + "\n"
+        head = [MADE, ""] if name.endswith(".md") else []
+        text = "\n".join([*head, *make()]).rstrip() + "\n"
         path = FOLDER / name
         before = path.read_text(encoding="utf-8") if path.exists() else ""
         if before == text:
@@ -152,7 +188,18 @@ def events_page() -> list[str]:
         when, fields = EVENTS[kind]
         lossy = " (lossy)" if kind in LOSSY else ""
         lines.append(f"| `{kind}`{lossy} | {when} | {fields} |")
-    return lines
+    lines += [
+        "",
+        "## Events of the fleet",
+        "",
+        "Every move of a job is one row, written with the move or not at all. `GET /v1/events` sends them as they",
+        "happen (server-sent; `Last-Event-ID` or `?after=` goes on behind one); `GET /v1/jobs/NAME/events`: one job's.",
+        "",
+        "| kind | when |",
+        "|---|---|",
+    ]
+    kinds = [value for name, value in vars(FleetKinds).items() if not name.startswith("_")]
+    return [*lines, *(f"| `{kind}` | {FLEET_EVENTS[kind]} |" for kind in kinds)]
 
 
 def recipes_page() -> list[str]:
@@ -190,6 +237,50 @@ def files_page() -> list[str]:
             default = "required" if field.is_required else _default(defaults[field.name])
             lines.append(f"| `{field.name}` | {field.kind.says} | {default} | {field.help} |".replace("  ", " "))
     return lines
+
+
+def routes_page() -> list[str]:
+    lines = [
+        "# Routes of the coordinator",
+        "",
+        "What is asked and answered in full: [openapi.json](openapi.json), as the coordinator serves it at",
+        "`/v1/openapi.json`. How to use it: [the guide](../guides/http-api.md).",
+    ]
+    by_tag: dict[str, list[str]] = {}
+    for path, operations in served_document()["paths"].items():
+        for method, operation in operations.items():
+            told = operation.get("description") or operation["summary"]
+            row = f"| {method.upper()} | `{path}` | {told.partition(chr(10))[0].rstrip('.')} |"
+            by_tag.setdefault(operation["tags"][0], []).append(row)
+    for tag, rows in by_tag.items():
+        lines += ["", f"## {tag[0].upper()}{tag[1:]}", "", "| | route | |", "|---|---|---|", *rows]
+    return lines
+
+
+def openapi_document() -> list[str]:
+    return [json.dumps(served_document(), indent=1, ensure_ascii=False, sort_keys=True)]
+
+
+@cache
+def served_document() -> dict[str, Any]:
+    """Ask a coordinator, started for this, what it says of itself."""
+    with tempfile.TemporaryDirectory() as home:
+        serve = subprocess.Popen(
+            [sys.executable, "-P", "-m", "stoker", "serve", "--listen", "127.0.0.1:0", "--json", "--quiet"],
+            env={**os.environ, "STOKER_HOME": home},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert serve.stdout is not None
+            url = json.loads(serve.stdout.readline())["url"]
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+            with opener.open(f"{url}/v1/openapi.json", timeout=60) as answer:
+                document: dict[str, Any] = json.load(answer)
+        finally:
+            serve.terminate()
+            serve.communicate(timeout=60)
+    return document
 
 
 def _default(value: object) -> str:

@@ -20,6 +20,7 @@ from stoker.model.errors import ArchiveFaults
 from stoker.store.bundle.members import Limits, link_fault, path_fault
 from stoker.store.bundle.unpacking import unpack
 from stoker.store.trees import scan_tree
+from tests.lengths import examples
 from tests.unit.store.hostile_archives import (
     file,
     folder,
@@ -87,7 +88,7 @@ def lay(top: Path, tree: dict[str, tuple[bytes, bool] | str], order: list[str], 
         os.utime(target, (mtime_s, mtime_s))
 
 
-@settings(max_examples=120)
+@settings(max_examples=examples(50, 120))
 @given(tree=trees(), data=st.data())
 def test_any_tree_is_one_archive_and_comes_back_from_it(tree, data: st.DataObject) -> None:
     order = data.draw(st.permutations(sorted(tree)))

@@ -166,7 +166,7 @@ def is_listed(files: Files, words: list[str], theirs: Any) -> bool:
 
 @pytest.mark.parametrize(
     "count",
-    [pytest.param(40, id="few"), pytest.param(500, id="many", marks=pytest.mark.slow)],
+    [pytest.param(25, id="few"), pytest.param(500, id="many", marks=pytest.mark.slow)],
 )
 def test_hydra_and_we_make_the_same_of_the_same_files(hydra: Composer, count: int) -> None:
     composed = 0

@@ -336,7 +336,7 @@ def configured(max_examples: int, steps: int) -> settings:
 
 
 def test_whatever_happens_a_final_name_means_one_version():
-    run_state_machine_as_test(DownloadMachine, settings=configured(40, 15))
+    run_state_machine_as_test(DownloadMachine, settings=configured(20, 15))
 
 
 @pytest.mark.slow

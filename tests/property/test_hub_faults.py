@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from stoker.model.frozen import changed
 from stoker.store.hub.repository import Order, fetch_repository, first_cause
+from tests.lengths import examples
 from tests.servers.hub import Answer, Asked, Served
 from tests.unit.store.real_hubs import FILES, REPO, Scene, content, path_of, scenes
 
@@ -45,7 +46,7 @@ def check(scene: Scene) -> None:
         assert all((scene.snapshot / path).exists() for path in FILES)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(6, 12), deadline=None)
 @given(st.lists(FAULTS, min_size=1, max_size=12), st.integers(1, 4))
 def test_whatever_a_hub_answers_a_name_stands_for_the_right_bytes_or_is_not_there(faults: list[str], workers: int):
     with tempfile.TemporaryDirectory() as folder, scenes(Path(folder)) as scene:
@@ -70,7 +71,7 @@ def test_whatever_a_hub_answers_a_name_stands_for_the_right_bytes_or_is_not_ther
         assert (scene.repo_folder / "refs" / "main").read_text() == scene.commit
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(6, 12), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(sorted(FILES)), st.sampled_from(["flip", "short", "gone"])), max_size=4))
 def test_whatever_happens_to_blobs_between_two_fetches_the_second_puts_it_right(damages: list[tuple[str, str]]):
     with tempfile.TemporaryDirectory() as folder, scenes(Path(folder)) as scene:

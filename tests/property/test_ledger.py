@@ -19,6 +19,7 @@ from stoker.hardware.ledger.asking import Ask, Candidate
 from stoker.hardware.ledger.line import Place
 from stoker.host.identity import Liveness, ProcessIdentity
 from stoker.model.resources import GIB
+from tests.lengths import examples
 from tests.unit.hardware.ledger.lab import Lab, someone
 
 DEVICES = tuple(
@@ -275,4 +276,4 @@ def _for(ask: Ask, owner: ProcessIdentity) -> Ask:
 
 
 TestLedger = LedgerMachine.TestCase
-TestLedger.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestLedger.settings = settings(max_examples=examples(40, 100), stateful_step_count=30, deadline=None)

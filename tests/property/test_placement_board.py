@@ -14,6 +14,7 @@ from stoker.model.devices import Backend, MemoryType, usable_bytes
 from stoker.model.frozen import changed
 from stoker.model.requirements import Requirements, WantedJob, Wish
 from stoker.model.resources import GIB
+from tests.lengths import examples
 
 NAMES = ("a", "b", "c", "d", "e", "f")
 RAM = st.sampled_from([None, 8 * GIB, 30 * GIB])
@@ -216,4 +217,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestBoard = Machine.TestCase
-TestBoard.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestBoard.settings = settings(max_examples=examples(30, 60), stateful_step_count=30, deadline=None)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.hardware.placement.changes import What, is_true, shown_bytes
-from stoker.hardware.placement.explaining import explain
+from stoker.hardware.placement.changes import What, best_of_each, changes_on, is_true, nearest, shown_bytes
+from stoker.hardware.placement.explaining import explain, judge_node
 from stoker.hardware.placement.fit import choose
+from stoker.hardware.placement.grouping import Groups
 from stoker.hardware.placement.lasting import at_best
 from stoker.hardware.placement.offer import DeviceOffer, Offer, ResidentBase, Sharing
 from stoker.hardware.placement.reasons import obstacles
@@ -177,3 +178,28 @@ def test_the_best_node_of_an_explanation_is_the_one_that_the_rule_prefers(job: W
 @given(size=st.integers(0, 2**40) | st.integers(0, 2**13).map(lambda tenths: -(-tenths * GIB // 10)))
 def test_what_is_shown_is_never_more_than_what_is_there(size: int) -> None:
     assert shown_bytes(size) <= size
+
+
+@settings(max_examples=40, deadline=None)
+@given(job=wanted, fleet=fleets, copies=st.integers(1, 3))
+def test_nodes_in_equal_states_are_told_of_as_if_each_had_been_looked_at(
+    job: WantedJob, fleet: list[Offer], copies: int
+) -> None:
+    fleet = [renamed(offer, copy) for copy in range(copies) for offer in fleet]
+    shape, told = shape_of(job), explain(job, fleet, groups=Groups())
+    assert told.nodes == tuple(judge_node(shape, offer) for offer in fleet)
+    if told.best is not None:
+        return
+    found = [change for offer in fleet for change in changes_on(shape, offer)]
+    assert told.changes == tuple(best_of_each(found))
+    assert told.nearest == nearest(found)
+    idle = [at_best(offer) for offer in fleet]
+    assert told.waits_for == tuple(offer.node for offer in idle if choose(shape, offer) is not None)
+    if told.never:
+        assert told.ever == tuple(best_of_each(change for offer in idle for change in changes_on(shape, offer)))
+
+
+def renamed(offer: Offer, copy: int) -> Offer:
+    """The same node under other names."""
+    devices = tuple(changed(device, uuid=f"{device.uuid}/{copy}") for device in offer.devices)
+    return changed(offer, node=offer.node if not copy else f"{offer.node}{copy}", devices=devices)

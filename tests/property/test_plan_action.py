@@ -12,6 +12,7 @@ from stoker.model.artifacts import ArtifactRef, KindRef
 from stoker.model.digests import Digest
 from stoker.model.json_text import dumps, loads
 from stoker.plan.action import Action, StageFacts, differences
+from tests.lengths import examples
 
 # Few and confusable, so that two draws often meet, or nearly.
 NAMES = st.sampled_from(["a", "b", "ab", "a.b", "é"])
@@ -49,7 +50,7 @@ def with_args(**args: Any) -> Action:
     return Action(facts=facts, facts_digest=facts.digest(), inputs=(), args=args)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(100, 250), deadline=None)
 @given(actions(), actions())
 @example(with_args(x=None), with_args())
 @example(with_args(x=1), with_args(x=True))

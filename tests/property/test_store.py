@@ -27,6 +27,7 @@ from stoker.store.records import Record
 from stoker.store.results import SIDECAR, Part, lay_out
 from stoker.store.retention import GRACE_S, decide_prune
 from stoker.store.views import changed_inputs, open_view
+from tests.lengths import examples
 from tests.unit.store.real_stores import (
     BIG,
     DAY_S,
@@ -321,7 +322,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 StoreMachine.TestCase.settings = settings(
-    max_examples=60,
+    max_examples=examples(30, 60),
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -1,0 +1,371 @@
+"""A worker without processes: it decides as a real keeper does, and what it would do takes its time and happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from stoker.coordinator.queue.commands import Said, Write
+from stoker.host.identity import mine
+from stoker.model.errors import BadInput, Refused, StokerError
+from stoker.model.fleet_errors import Conflict, NotAllowed, StaleLease, VersionSkew
+from stoker.model.leases import Token
+from stoker.model.lifecycle import JobState
+from stoker.wire.leasing import (
+    CancelConfirmed,
+    Claim,
+    Decline,
+    Fail,
+    Finish,
+    Grant,
+    LeaseReport,
+    Release,
+    Renewal,
+    Start,
+)
+from stoker.worker.keeper.deciding import decide
+from stoker.worker.keeper.ending import AttemptEnd
+from stoker.worker.keeper.happenings import (
+    Answered,
+    Began,
+    Ended,
+    Fatal,
+    Given,
+    Greeted,
+    Happening,
+    NotBegun,
+    Settled,
+    Stopped,
+    Ticked,
+    Unanswered,
+    WentStale,
+)
+from stoker.worker.keeper.instructions import (
+    AskForWork,
+    Begin,
+    CallBack,
+    Exit,
+    Forget,
+    Greet,
+    Renew,
+    Send,
+    Stop,
+    TellStart,
+)
+from stoker.worker.keeper.state import Keeping, LastWord, Phase, Wishes, Word
+from tests.contract.queue_words import hello_anew
+
+if TYPE_CHECKING:
+    from tests.fault.message_world import MessageWorld
+
+COMPLETED = AttemptEnd(state=JobState.COMPLETED, seconds=2.0)
+FAILED = AttemptEnd(state=JobState.FAILED, error={"error": "work_failed", "message": "exit 1"}, exit_code=1)
+STOPPED = AttemptEnd(state=JobState.CANCELLED, error={"error": "terminated"}, exit_code=143)
+NEVER = (VersionSkew, NotAllowed, Conflict, StaleLease)
+SIZE_BYTES = 10
+DECLINED = 0.03
+FAILS = 0.05
+MEAN_S = 60.0
+"""How long a job takes; many outlast a lease."""
+AGAIN_S = 1.0
+
+
+class Courier:
+    """One attempt: what is executed, and what is still to be said of it, one word after the other."""
+
+    def __init__(self, worker: MessageWorker, grant: Grant) -> None:
+        self.worker = worker
+        self.grant = grant
+        self.token: Token = grant.token()
+        self.stood_still = False
+        self.is_over = False
+        self._orders: list[tuple[Said, Callable[[], None] | None]] = []
+        self._is_speaking = False
+
+    def say(self, said: Said, heard: Callable[[], None] | None = None) -> None:
+        if heard is not None:
+            # What was to be sent before is no longer wanted.
+            self._orders = [order for order in self._orders if order[1] is None]
+        self._orders.append((said, heard))
+        if not self._is_speaking:
+            self._speak()
+
+    def _speak(self) -> None:
+        if self.is_over or not self._orders:
+            self._is_speaking = False
+            return
+        self._is_speaking = True
+        worker = self.worker
+        if not worker.may_speak(self.token):
+            worker.later(AGAIN_S, self._speak)
+            return
+        order = self._orders[0]
+
+        def then(given: Any) -> None:
+            if self.is_over:
+                return
+            if isinstance(given, (Refused, BadInput)):
+                self._orders.clear()
+                self._is_speaking = False
+                worker.take(WentStale(now_s=worker.now_s, token=self.token, message=str(given)))
+            elif isinstance(given, StokerError):
+                worker.later(AGAIN_S, self._speak)
+            else:
+                self._orders = [one for one in self._orders if one is not order]
+                if order[1] is not None:
+                    order[1]()
+                self._speak()
+
+        worker.world.call(worker, Write(job=self.token.job, said=order[0]), worker.awake(then))
+
+
+class MessageWorker:
+    """One worker, from its start to its death, and again."""
+
+    def __init__(self, world: MessageWorld, name: str) -> None:
+        self.world, self.name = world, name
+        self.is_alive = self.is_paused = False
+        self._life = 0
+        self._backlog: list[Callable[[], None]] = []
+        self._offset_s = world.chance.uniform(0, 1e6)
+        """Its clock has nothing to do with the coordinator's."""
+
+    @property
+    def now_s(self) -> float:
+        return self.world.now_s + self._offset_s
+
+    def start(self) -> None:
+        if self.is_alive:
+            return
+        self.is_alive, self._life = True, self._life + 1
+        self.is_paused, self._backlog = False, []
+        self.keeping = Keeping(wishes=Wishes(slots=2))
+        self.couriers: dict[Token, Courier] = {}
+        self._open: tuple[str, float] | None = None
+        self._asked = 0
+        self._ticks_at_s = float("inf")
+        said = hello_anew(self.name)
+        self._hello = said.model_copy(update={"incarnation": f"{self.name}-start-{self._life:04}", "slots": 2})
+        self._greet()
+
+    def die(self) -> None:
+        """Kill -9: it and all it runs are gone."""
+        if self.is_alive:
+            self.is_alive = False
+            for courier in self.couriers.values():
+                courier.is_over = True
+                self.world.ends(courier)
+
+    def pause(self) -> None:
+        self.is_paused = self.is_alive
+
+    def wake(self) -> None:
+        if not self.is_paused:
+            return
+        self.is_paused, backlog = False, self._backlog
+        self._backlog = []
+        for act in backlog:
+            act()
+
+    def may_speak(self, token: Token) -> bool:
+        lease = self.keeping.leases.get(token)
+        return lease is not None and (lease.is_harmless or not (lease.is_over or self.now_s >= lease.ends_s))
+
+    def later(self, after_s: float, act: Callable[[], None]) -> None:
+        """Do something after a while, if this life lasts so long, and once it is awake."""
+        self.world.later(after_s, self.awake(lambda _: act(), None))
+
+    def awake(self, act: Callable[[Any], None], *given: Any) -> Callable[..., None]:
+        life = self._life
+
+        def do(*more: Any) -> None:
+            if not self.is_alive or life != self._life:
+                return
+            if self.is_paused:
+                for courier in self.couriers.values():
+                    courier.stood_still = True
+                self._backlog.append(lambda: do(*more))
+                return
+            act(*(given or more))
+
+        return do
+
+    def take(self, happening: Happening) -> None:
+        """Decide, remember, then do."""
+        decision = decide(self.keeping, happening)
+        self.keeping = decision.keeping
+        for instruction in decision.instructions:
+            self._perform(instruction)
+            if not self.is_alive:
+                return
+        self._tick_when_due()
+
+    def _tick_when_due(self) -> None:
+        keeping = self.keeping
+        due = [lease.ends_s for lease in keeping.leases.values() if not lease.is_over and not lease.is_harmless]
+        if keeping.is_known and not keeping.is_renewing:
+            due.append(keeping.renew_at_s)
+        if keeping.is_known and keeping.asking is None:
+            due.append(keeping.ask_at_s)
+        at_s = max(min(due, default=float("inf")), self.now_s + 0.05)
+        if at_s < self._ticks_at_s:
+            self._ticks_at_s = at_s
+            self.later(at_s - self.now_s, self._tick)
+
+    def _tick(self) -> None:
+        self._ticks_at_s = float("inf")
+        self.take(Ticked(now_s=self.now_s))
+
+    def _perform(self, instruction: Any) -> None:
+        match instruction:
+            case Greet() | AskForWork() | CallBack() | Renew():
+                self._ask(instruction)
+            case Begin(token=token):
+                self._begin(token)
+            case TellStart(token=token):
+                self.couriers[token].say(Start(**_fence(token)))
+            case Stop(token=token):
+                self._stop(token)
+            case Send(token=token, last=last, end=end):
+                self._send(token, last, end)
+            case Forget(token=token):
+                self._forget(token)
+            case Exit():
+                self.die()
+                self.world.seen.done["exit"] += 1
+                self.world.later(self.world.chance.uniform(1, 30), self.start)
+
+    def _ask(self, instruction: Greet | AskForWork | CallBack | Renew) -> None:
+        match instruction:
+            case Greet():
+                self._greet()
+            case AskForWork(most=most):
+                self._claim(most)
+            case CallBack():
+                # Its connection is cut, and it is asked once more, without waiting.
+                self._claim(self.keeping.asking or 0, wait_s=0.0)
+            case Renew():
+                self._renew()
+
+    def _greet(self) -> None:
+        def then(given: Any) -> None:
+            if isinstance(given, NEVER):
+                self.take(Fatal(now_s=self.now_s, error=given))
+            elif isinstance(given, StokerError):
+                self.later(AGAIN_S, self._greet)
+            else:
+                self.take(Greeted(now_s=self.now_s, welcome=given))
+
+        self.world.call(self, self._hello, self.awake(then))
+
+    def _claim(self, most: int, wait_s: float = 20.0) -> None:
+        if self._open is None:
+            self._open = (f"request-{self.name}-{self.world.new_number()}", self.now_s)
+        request_id, asked_s = self._open
+        self._asked = asked = self.world.new_number()
+
+        def then(given: Any) -> None:
+            if asked != self._asked:
+                # It was called back.
+                return
+            if isinstance(given, StokerError):
+                self._refused(given, was_claim=True)
+            else:
+                self._open = None
+                self.take(Given(now_s=self.now_s, asked_s=asked_s, answer=given))
+
+        claim = Claim(
+            request_id=request_id,
+            worker=self.name,
+            incarnation=self._hello.incarnation,
+            most=most,
+            wait_s=min(wait_s, self.keeping.lease_s / 3),
+            stopping=tuple(lease.grant.job for lease in self.keeping.leases.values() if lease.last is not None),
+        )
+        self.world.call(self, claim, self.awake(then))
+
+    def _renew(self) -> None:
+        asked_s = self.now_s
+        held = [lease for lease in self.keeping.leases.values() if asked_s < lease.ends_s or lease.keeps_on]
+        tokens = tuple(lease.token for lease in held)
+        reports = tuple(LeaseReport(job=token.job, **_fence(token)) for token in tokens)
+
+        def then(given: Any) -> None:
+            if isinstance(given, StokerError):
+                self._refused(given, was_claim=False)
+            else:
+                self.take(Answered(now_s=self.now_s, asked_s=asked_s, tokens=tokens, answer=given))
+
+        renewal = Renewal(worker=self.name, incarnation=self._hello.incarnation, leases=reports)
+        self.world.call(self, renewal, self.awake(then))
+
+    def _refused(self, error: StokerError, *, was_claim: bool) -> None:
+        if isinstance(error, NEVER):
+            self.take(Fatal(now_s=self.now_s, error=error))
+        else:
+            jitter = self.world.chance.random()
+            self.take(Unanswered(now_s=self.now_s, error=error, was_claim=was_claim, jitter=jitter))
+
+    def _courier(self, token: Token) -> Courier:
+        if token not in self.couriers:
+            self.couriers[token] = Courier(self, self.keeping.leases[token].grant)
+        return self.couriers[token]
+
+    def _begin(self, token: Token) -> None:
+        courier, chance = self._courier(token), self.world.chance
+
+        def begin() -> None:
+            lease = self.keeping.leases.get(token)
+            if lease is None or lease.phase is not Phase.STARTING:
+                return
+            if chance.random() < DECLINED:
+                self.take(NotBegun(now_s=self.now_s, token=token, reason="busy", message="no room"))
+                return
+            self.world.begins(courier)
+            self.take(Began(now_s=self.now_s, token=token, child=mine(), run="run"))
+            self.later(chance.expovariate(1 / MEAN_S), end)
+
+        def end() -> None:
+            lease = self.keeping.leases.get(token)
+            if lease is not None and lease.phase is Phase.RUNNING:
+                self.world.ends(courier)
+                self.take(Ended(now_s=self.now_s, token=token, end=FAILED if chance.random() < FAILS else COMPLETED))
+
+        self.later(chance.uniform(0.05, 2.0), begin)
+
+    def _stop(self, token: Token) -> None:
+        courier = self._courier(token)
+
+        def stopped() -> None:
+            self.world.ends(courier)
+            self.take(Stopped(now_s=self.now_s, token=token, end=STOPPED))
+
+        self.later(self.world.chance.uniform(0.1, 9.0), stopped)
+
+    def _send(self, token: Token, last: LastWord, end: AttemptEnd | None) -> None:
+        fence = _fence(token)
+        said: Said
+        if last.word is Word.FINISH:
+            sha256 = f"{token.job[:48]}{token.epoch:016x}"
+            # Bytes first; that they arrive is not what is looked at here.
+            self.world.fleet.objects[sha256] = SIZE_BYTES
+            said = Finish(**fence, tree=sha256[::-1], archive_sha256=sha256, size_bytes=SIZE_BYTES)
+        elif last.word is Word.FAIL:
+            said = Fail(**fence, cause="user" if end is None or not end.cause else str(end.cause), message=last.why)
+        elif last.word is Word.DECLINE:
+            said = Decline(**fence, reason=last.reason or "declined", message=last.why)
+        elif last.word is Word.CANCELLED:
+            said = CancelConfirmed(**fence)
+        else:
+            said = Release(**fence, why=last.why)
+        self._courier(token).say(said, lambda: self.take(Settled(now_s=self.now_s, token=token)))
+
+    def _forget(self, token: Token) -> None:
+        courier = self.couriers.pop(token, None)
+        if courier is not None:
+            courier.is_over = True
+            self.world.ends(courier)
+
+
+def _fence(token: Token) -> dict[str, Any]:
+    return {"attempt": token.attempt, "epoch": token.epoch, "generation": token.generation}
