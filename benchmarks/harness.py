@@ -27,6 +27,8 @@ import machine
 import peers
 import results
 
+BUSY = 2.5
+"""Load per core from which figures are said to be disturbed."""
 SIDES = Path(__file__).resolve().parent / "sides"
 
 
@@ -120,6 +122,8 @@ class Benchmark:
     rows: list[Row] = field(default_factory=list)
     verdicts: list[list[str]] = field(default_factory=list)
     """A table of words beside the figures: its heads first, then one line per case."""
+    notes: list[str] = field(default_factory=list)
+    """What whoever reads the figures has to know about how they came about."""
     versions: dict[str, str] = field(default_factory=dict)
     load_before: float = field(default_factory=lambda: os.getloadavg()[0])
     measured_on: dict[str, str] = field(default_factory=dict)
@@ -183,6 +187,15 @@ class Benchmark:
         print(json.dumps(answer) if self.as_json else results.as_text(answer))
         return 0 if all(row.verdict in ("PASS", "-") for row in self.rows) else 1
 
+    def _notes(self) -> list[str]:
+        """Add who else was at work: times say little then."""
+        cores, load = os.cpu_count() or 1, max(self.load_before, os.getloadavg()[0])
+        if load <= BUSY * cores:
+            return self.notes
+        nice = os.getpriority(os.PRIO_PROCESS, 0)
+        said = f"Disturbed: a load of {load:.0f} on {cores} cores, others' work for the most part"
+        return [*self.notes, said + (f"; measured at nice {nice}." if nice else ".")]
+
     def _answer(self) -> results.Answer:
         rows = [{**asdict(row), "ratio": row.ratio, "verdict": row.verdict} for row in self.rows]
         return {
@@ -196,6 +209,7 @@ class Benchmark:
             "versions": self.versions,
             "rows": rows,
             **({"verdicts": self.verdicts} if self.verdicts else {}),
+            **({"notes": notes} if (notes := self._notes()) else {}),
         }
 
 

@@ -52,6 +52,7 @@ def as_page(answers: list[Answer]) -> str:
         if answer.get("verdicts"):
             parts.append(_verdict_table(answer["verdicts"]))
         parts += [f"Not measured: {reason}\n" for reason in _reasons(answer)]
+        parts += [f"{note}\n" for note in answer.get("notes", ())]
         parts.append(_provenance(answer))
     return "\n".join(parts)
 

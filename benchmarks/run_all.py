@@ -1,6 +1,6 @@
 """Answers every question of this folder, one after the other, and can write the answers down.
 
-    python benchmarks/run_all.py                 # about twenty minutes on two cores
+    python benchmarks/run_all.py                 # about half an hour on two cores
     python benchmarks/run_all.py --quick         # a smoke test: small sizes, nothing to keep
     python benchmarks/run_all.py --record        # also write RESULTS.md
     python benchmarks/run_all.py startup race    # only these
@@ -41,6 +41,7 @@ NAMES = (
     "bundle",
     "placement",
     "download_faults",
+    "fences",
 )
 
 

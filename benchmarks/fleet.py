@@ -1,0 +1,73 @@
+"""A coordinator to measure: started as a person starts it, seen from outside, ended with the block."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import harness
+from peers import CHECKOUT, Installed
+
+sys.path[:0] = [str(CHECKOUT), str(harness.SIDES)]
+
+import procfs  # noqa: E402 - sides are scripts of that folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coordinator:
+    """One that listens."""
+
+    url: str
+    pid: int
+    home: Path
+
+    @property
+    def token(self) -> Path:
+        return self.home / "state" / "operator.token"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a command needs to find it."""
+        return {"STOKER_HOME": str(self.home)}
+
+    def cpu_s(self) -> float:
+        return procfs.used_s(self.pid)
+
+    def rss_bytes(self, kind: str = "VmRSS") -> int:
+        """What it holds now; `VmHWM` is the most it ever held."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(kind))
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(self.url + path, timeout=120) as answer:  # noqa: S310 - our own server
+            return json.loads(answer.read())
+
+
+@contextmanager
+def serving(peer: Installed, home: Path, *options: str) -> Iterator[Coordinator]:
+    """Run `stoker serve` on a free port; `options` follow."""
+    command = [str(peer.program("stoker")), "serve", "--listen", "127.0.0.1:0", "--json", *options]
+    environment = harness.environment_with({"STOKER_HOME": str(home)})
+    with (home / "serve.log").open("wb") as log:
+        program = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True)
+        try:
+            assert program.stdout is not None
+            line = program.stdout.readline()
+            if not line:
+                raise RuntimeError(f"stoker serve does not start:\n{(home / 'serve.log').read_text()[-2000:]}")
+            yield Coordinator(url=json.loads(line)["url"], pid=program.pid, home=home)
+        finally:
+            program.send_signal(signal.SIGTERM)
+            try:
+                program.wait(30)
+            except subprocess.TimeoutExpired:
+                program.kill()
+                program.wait()
