@@ -2,7 +2,7 @@
 
 # `make PYTHON=python3.12 …` chooses the interpreter that .venv is made from.
 PYTHON ?= python3
-# What follows a command: `make run ARGS="--dry-run"`, `make test ARGS="-k cache -x"`.
+# What follows a command: `make run ARGS="--dry-run"` (it goes to `stoker submit`), `make test ARGS="-k cache -x"`.
 ARGS ?=
 # How many tests at once. Two by default: many start processes and servers of their own, and some watch the clock.
 JOBS ?= 2
@@ -12,8 +12,9 @@ BIN := $(VENV)/bin
 # Stamps live inside .venv, so they vanish together with what they vouch for.
 STAMPS := $(VENV)/.stamps
 
-# An activated environment or a foreign PYTHONPATH must not leak into ours.
-unexport PYTHONHOME PYTHONPATH VIRTUAL_ENV
+# An activated environment or a foreign PYTHONPATH must not leak into ours. Compiled modules are kept: thousands of
+# processes start in the tests, and each would compile them again.
+unexport PYTHONHOME PYTHONPATH VIRTUAL_ENV PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # uv trusts the certificates that this machine trusts, as pip does.
 export UV_SYSTEM_CERTS := 1
@@ -27,8 +28,8 @@ help: ## list these commands
 
 setup: $(STAMPS)/run ## make .venv with the `stoker` command in it
 
-run: setup ## run the example plan: three models on real data (ARGS=…)
-	@$(BIN)/stoker run tabular/compare $(ARGS)
+run: setup ## show it all on this machine: a coordinator, two workers, a manifest (ARGS=…)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/15_a_fleet_on_one_machine/run.sh $(ARGS)
 	@echo "(\`stoker\` is $(BIN)/stoker here: export PATH=\$$PATH:\$$PWD/$(BIN))" >&2
 
 test: check $(STAMPS)/programs ## install what tests need, check the house, run every test (ARGS=…)
@@ -101,17 +102,22 @@ $(STAMPS)/dev: requirements/dev.txt $(STAMPS)/run
 	@touch $@
 
 # Programs that tests use beside our own: the pages' examples are pasted into zsh, JSON goes through jq, certificates come
-# from openssl. nginx only where nobody minds a web server that starts with the machine. Only whoever may installs them,
+# from openssl, the queue is tested on PostgreSQL, which gets no database of its own and so starts no service. nginx only
+# where nobody minds a web server that starts with the machine. Only whoever may installs them,
 # and nothing fails where they can't be had: the tests that need them skip and say so. Tried again the next time if the
 # packages were out of reach.
-PROGRAMS := zsh jq openssl $(if $(CI),nginx)
-APT = env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -q=2 -o Acquire::Retries=1 -o Acquire::http::Timeout=10 -o DPkg::Lock::Timeout=60
+PROGRAMS := zsh jq openssl postgres $(if $(CI),nginx)
+NO_CLUSTER := /etc/postgresql-common/createcluster.conf
+APT = env DEBIAN_FRONTEND=noninteractive UCF_FORCE_CONFFOLD=1 RUNLEVEL=1 apt-get -q=2 -o Acquire::Retries=1 -o Acquire::http::Timeout=10 -o DPkg::Lock::Timeout=60
 
 $(STAMPS)/programs: | $(STAMPS)/venv
-	@missing=; for one in $(PROGRAMS); do command -v $$one >/dev/null || missing="$$missing $$one"; done; \
-	missing=$$(echo "$$missing" | sed 's/nginx/nginx-light/'); \
+	@PATH="$$PATH:$$(echo /usr/lib/postgresql/*/bin | tr ' ' :)"; \
+	missing=; for one in $(PROGRAMS); do command -v $$one >/dev/null || missing="$$missing $$one"; done; \
+	missing=$$(echo "$$missing" | sed 's/nginx/nginx-light/; s/postgres/postgresql/'); \
 	if [ -z "$$missing" ] || ! command -v apt-get >/dev/null; then touch $@; exit; fi; \
 	if [ "$$(id -u)" = 0 ]; then as=; elif sudo -n true 2>/dev/null; then as="sudo -n"; else touch $@; exit; fi; \
 	echo "installing$$missing, for the tests that use them"; \
+	case "$$missing" in *postgresql*) [ -e $(NO_CLUSTER) ] || { $$as mkdir -p $(dir $(NO_CLUSTER)) && \
+	  echo 'create_main_cluster = false' | $$as tee $(NO_CLUSTER) >/dev/null; } ;; esac; \
 	{ $$as $(APT) install --no-install-recommends $$missing || { $$as $(APT) update && $$as $(APT) install --no-install-recommends $$missing; }; } \
 	  >/dev/null 2>&1 && touch $@ || echo "$$missing can't be installed now; their tests skip"
