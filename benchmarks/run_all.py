@@ -41,6 +41,9 @@ NAMES = (
     "bundle",
     "placement",
     "download_faults",
+    "fleet_cycles",
+    "fleet_scale",
+    "fleet_latency",
     "fences",
 )
 
