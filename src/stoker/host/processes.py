@@ -20,6 +20,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
+from functools import partial
 from typing import IO
 
 from stoker.host.durable import StrPath, translate
@@ -112,25 +113,28 @@ def start(  # noqa: PLR0913 - what a process is made of
     stderr: Stream = subprocess.DEVNULL,
     stdin: Stream = subprocess.DEVNULL,
     entry: Entry | None = None,
+    pass_fds: Sequence[int] = (),
 ) -> Child:
     """Start a program as the leader of its own session. It sees `env` and nothing else of our environment.
 
     With an `entry` it is inside its box before its first instruction, and its standard input is empty. An entry with a
     gate holds it at the door until the box has taken it in. Raises `ContainmentUnavailable` if it can't get in.
+    `pass_fds` are open in it under the same numbers.
     """
     if entry is None or entry.is_empty:
-        return _spawn(argv, cwd=cwd, env=env, stdin=stdin, stdout=stdout, stderr=stderr)
+        return _spawn(argv, cwd=cwd, env=env, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=pass_fds)
     if stdin != subprocess.DEVNULL:
         message = "a program that enters a box gets no standard input"
         raise ValueError(message)
     program = find_program(argv[0], cwd=cwd, env=env)
     command = through_shell(entry, program, argv, env)
+    spawn = partial(_spawn, command, cwd=cwd, env=env, stdout=stdout, stderr=stderr, pass_fds=pass_fds)
     if entry.gate_fd is not None:
-        return _spawn(command, cwd=cwd, env=env, stdin=entry.gate_fd, stdout=stdout, stderr=stderr)
+        return spawn(stdin=entry.gate_fd)
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
-            child = _spawn(command, cwd=cwd, env=env, stdin=theirs.fileno(), stdout=stdout, stderr=stderr)
+            child = spawn(stdin=theirs.fileno())
         try:
             see_in(ours)
         except ContainmentUnavailable:
@@ -142,7 +146,7 @@ def start(  # noqa: PLR0913 - what a process is made of
     return child
 
 
-def _spawn(
+def _spawn(  # noqa: PLR0913 - what a process is made of
     argv: Sequence[str],
     *,
     cwd: StrPath,
@@ -150,10 +154,18 @@ def _spawn(
     stdin: Stream,
     stdout: Stream,
     stderr: Stream,
+    pass_fds: Sequence[int],
 ) -> Child:
     try:
         process = subprocess.Popen(
-            list(argv), cwd=cwd, env=dict(env), stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
+            list(argv),
+            cwd=cwd,
+            env=dict(env),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+            pass_fds=pass_fds,
         )
     except OSError as error:
         # The operating system names the folder if that is what is missing, and else the program.

@@ -52,6 +52,27 @@ def write_unnamed(folder: AnchoredFolder, contents: Sequence[bytes], mode: int =
     return [temp for temp, _ in written]
 
 
+def settle_files(paths: Sequence[str], mode: int) -> None:
+    """Give files that are written a mode, and have their bytes on the disk, all of them together.
+
+    Keeps as many open at once: whoever has very many gives some at a time.
+    """
+    descriptors: list[int] = []
+    try:
+        for path in paths:
+            with translated(path):
+                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                descriptors.append(descriptor)
+                os.fchmod(descriptor, mode)
+        _begin_write_back(descriptors)
+        for path, descriptor in zip(paths, descriptors, strict=True):
+            with translated(path):
+                sync_descriptor(descriptor)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
 def _begin_write_back(descriptors: Sequence[int]) -> None:
     """Let the disk begin with all of them, so that the first sync waits for all and the others find it done."""
     if sys.platform == "linux":

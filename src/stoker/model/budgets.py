@@ -10,13 +10,15 @@ from enum import StrEnum
 
 from stoker.model.frozen import frozen
 from stoker.model.leases import Budgets
-from stoker.model.retry import LONGEST_BACKOFF_S, Cause
+from stoker.model.retry import LONGEST_BACKOFF_S, Cause, pause_s
 
 POISON = "poison"
 """The cause of a job that was given up because workers went away under it."""
 FIRST_PAUSE_S = 5.0
 DECLINE_PAUSE_S = 60.0
 """How long a machine is not offered a job again that it declined."""
+LASTING_DECLINE_S = 900.0
+"""The same, where it said that it would decline it again."""
 
 
 class Charge(StrEnum):
@@ -90,14 +92,13 @@ def after_failure(
     allowed = max(attempts, budgets.user)
     if spent.user_failures >= allowed:
         return Failed(cause=cause, why=f"failure {spent.user_failures} of {allowed}")
-    pause_s = pause_after(spent.user_failures, randomness)
-    return TryAgain(pause_s=pause_s, why=f"failure {spent.user_failures} of {allowed}: {cause}")
+    again_s = pause_after(spent.user_failures, randomness)
+    return TryAgain(pause_s=again_s, why=f"failure {spent.user_failures} of {allowed}: {cause}")
 
 
 def pause_after(failures: int, randomness: float) -> float:
     """Give the pause before the next try: doubling, bounded, and spread over its second half."""
-    longest_s = min(LONGEST_BACKOFF_S, FIRST_PAUSE_S * 2.0 ** min(max(failures, 1) - 1, 30))
-    return longest_s * (0.5 + randomness / 2)
+    return pause_s(max(failures, 1) - 1, randomness, first_s=FIRST_PAUSE_S, longest_s=LONGEST_BACKOFF_S)
 
 
 def pause_after_decline(declined: int, budgets: Budgets) -> float:
@@ -111,5 +112,5 @@ def _after_loss(spent: Spent, budgets: Budgets, randomness: float) -> TryAgain |
     if spent.lost >= budgets.lost:
         return Failed(cause=Cause.LOST, why=f"its worker was lost {spent.lost} times of {budgets.lost}")
     # The worker is gone, not the job at fault: the first time it goes on at once.
-    pause_s = 0.0 if spent.lost <= 1 else pause_after(spent.lost - 1, randomness)
-    return TryAgain(pause_s=pause_s, why=f"its worker was lost, {spent.lost} of {budgets.lost}")
+    again_s = 0.0 if spent.lost <= 1 else pause_after(spent.lost - 1, randomness)
+    return TryAgain(pause_s=again_s, why=f"its worker was lost, {spent.lost} of {budgets.lost}")

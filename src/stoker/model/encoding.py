@@ -98,7 +98,7 @@ def _encode_list(value: list[object] | tuple[object, ...], put: Callable[[bytes]
     put(b"l%d:" % len(value))
     for index, item in enumerate(value):
         try:
-            _encode(item, put, depth + 1)
+            _ENCODERS.get(type(item), _encode)(item, put, depth + 1)
         except NotEncodable as error:
             raise error.inside(index) from None
 
@@ -122,7 +122,7 @@ def _encode_map(value: dict[object, object], put: Callable[[bytes], None], depth
     for text, item in keyed:
         put(b"s%d:%b" % (len(text), text))
         try:
-            _encode(item, put, depth + 1)
+            _ENCODERS.get(type(item), _encode)(item, put, depth + 1)
         except NotEncodable as error:
             raise error.inside(text.decode()) from None
 

@@ -44,6 +44,7 @@ MEANINGS: dict[int, str] = {
     36: "the queue's database",
     37: "another coordinator serves this database",
     38: "too large for a coordinator",
+    39: "code that a coordinator does not accept",
     40: "plan wired wrongly",
     41: "a stage refused its input",
     42: "containment can't be had",

@@ -61,6 +61,13 @@ class TooLarge(BadInput):
     exit_code = 38
 
 
+class CodeNotAccepted(Refused):
+    """A coordinator takes only code that it knows, and this is other code. To try it again unchanged is useless."""
+
+    code = "code_not_accepted"
+    exit_code = 39
+
+
 class Drained(WorkFailed):
     """A worker ended because it was drained or its machine was wanted: start it again when that is over."""
 

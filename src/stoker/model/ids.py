@@ -32,35 +32,72 @@ def job_id(  # noqa: PLR0913 - everything that a job is made of
     """
     text = split_recipe if split_recipe is None or type(split_recipe) is str else encode(split_recipe)
     tail = _tail(recipe, schema_version, mode, seed, text, tuple(sorted(train_hosts)))
-    # Text sorts as its UTF-8 does.
-    own = b"".join([_pair(key, args[key]) for key in sorted(args)])
-    return digest_encoded("job", b"%bm%d:%b%b" % (_HEAD, len(args), own, tail))
+    return digest_encoded("job", b"%bm%d:%b%b" % (_HEAD, len(args), _encoded_pairs(args), tail))
+
+
+class JobIds:
+    """Ids of many jobs that have most of their args in common. Nobody changes those as long as ids are made."""
+
+    def __init__(
+        self,
+        *,
+        recipe: str,
+        schema_version: int,
+        args: Mapping[str, object],
+        mode: str = "",
+        split_recipe: object = None,
+        train_hosts: Sequence[str] = (),
+    ) -> None:
+        text = split_recipe if split_recipe is None or type(split_recipe) is str else encode(split_recipe)
+        self._tail = _tail(recipe, schema_version, mode, None, text, tuple(sorted(train_hosts)))
+        self._pairs = {key: encode(key) + encode(value) for key, value in args.items()}
+        self._sorted: dict[tuple[str, ...], list[str]] = {}
+
+    def of(self, own: Mapping[str, object]) -> Digest:
+        """Give the id of a job whose args are those, with its own beside or in place of them."""
+        names = tuple(own)
+        keys = self._sorted.get(names)
+        if keys is None:
+            keys = self._sorted[names] = sorted({*self._pairs, *names})
+        pairs = {**self._pairs, **{key: encode(key) + encode(value) for key, value in own.items()}}
+        whole = b"".join([pairs[key] for key in keys])
+        return digest_encoded("job", b"%bm%d:%b%b" % (_HEAD, len(keys), whole, self._tail))
 
 
 # A map's keys stand sorted, and `args` sorts before all others.
 _HEAD = b"m8:" + encode("args")
-# Jobs come by the ten thousand and have most of their pairs in common; so many are remembered.
-_MOST_KNOWN = 10_000
-_known: dict[object, bytes] = {}
-# Not floats: 0.0 and -0.0 are one key of a dictionary, and two values.
-_REMEMBERED = frozenset({str, int, bool, type(None)})
+# Jobs come by the ten thousand, with the same keys and most of their values in common with the one before. By their
+# keys as they stand: each key in sorted order (text sorts as its UTF-8 does), encoded, with the value that was met last
+# and both encoded. An entry is one object, so that it is whole in whichever thread it is read.
+_met: dict[tuple[str, ...], list[tuple[str, bytes, object, bytes]]] = {}
+_MOST_MET = 256
+_MOST_KEYS = 200
+_LONGEST_KEPT = 1000
+# The same object is the same value only if nobody can change it.
+_LASTING = frozenset({str, int, float, bool, type(None)})
+_NOT_MET = object()
 
 
-def _pair(key: str, value: object) -> bytes:
-    """Encode a key with its value, as they stand in an encoded map."""
-    kind = type(value)
-    if kind in _REMEMBERED:
-        name: object = (key, kind, value)
-    elif kind is dict and all(type(item) in _REMEMBERED for item in value.values()):  # type: ignore[attr-defined]
-        name = (key, *[(one, type(item), item) for one, item in value.items()])  # type: ignore[attr-defined]
-    else:
-        return encode(key) + encode(value)
-    known = _known.get(name)
-    if known is None:
-        known = encode(key) + encode(value)
-        if len(_known) < _MOST_KNOWN:
-            _known[name] = known
-    return known
+def _encoded_pairs(args: Mapping[str, object]) -> bytes:
+    """Encode keys with their values, as they stand in an encoded map."""
+    keys = tuple(args)
+    met = _met.get(keys)
+    if met is None:
+        met = [(key, encode(key), _NOT_MET, b"") for key in sorted(keys)]
+        if len(_met) < _MOST_MET and len(keys) <= _MOST_KEYS:
+            _met[keys] = met
+    pairs = []
+    for at, (key, head, last, pair) in enumerate(met):
+        value = args[key]
+        if value is last or (type(value) is type(last) is not float and value == last):
+            # Not so floats: 0.0 equals -0.0, and they are two values.
+            pairs.append(pair)
+            continue
+        made = head + encode(value)
+        pairs.append(made)
+        if type(value) in _LASTING and len(made) <= _LONGEST_KEPT:
+            met[at] = (key, head, value, made)
+    return b"".join(pairs)
 
 
 @lru_cache(maxsize=256, typed=True)

@@ -18,6 +18,11 @@ def is_job_name(name: str) -> bool:
     )
 
 
+def point_name(name: str, number: int) -> str:
+    """Give what people call a job: `resnet`, or `resnet/3` for a point of a sweep."""
+    return f"{name}/{number}" if number else name
+
+
 def is_node_name(name: str) -> bool:
     """Say whether a node may be called so."""
     return (

@@ -27,6 +27,13 @@ def outside(text: str) -> str:
     return _ALL_CODES.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
+def json_printable(text: str) -> str:
+    """Give a line of JSON in which whatever a terminal might obey is escaped; it stays the same JSON."""
+    if text.isprintable():
+        return text
+    return _ALL_CODES.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def one_line(text: str, longest: int = 0) -> str:
     """Give a text without breaks and control characters, cut where it becomes a story; 0 means any length."""
     line = " ".join("".join(char if char.isprintable() else " " for char in text).split())

@@ -9,6 +9,8 @@ from stoker.model.frozen import frozen
 from stoker.model.resources import GIB
 
 DEFAULT_RAM_BYTES = 4 * GIB
+MOST_PRIORITY = 1_000_000
+"""Of a job, and below zero, too."""
 
 
 class Wish(StrEnum):
@@ -59,3 +61,20 @@ class WantedJob:
     """Empty: all."""
     preferred_hosts: tuple[str, ...] = ()
     """Better than others if they fit."""
+    environment: str = ""
+    """What its Python environments amount to, by one digest; empty: it has none of its own."""
+    code: str = ""
+    """The word for its code (`code_word`), where some machine asks about that; else empty."""
+
+
+def code_word(tree: str, commit: str) -> str:
+    """Give the word by which a machine that runs only certain code denies other programs. No job can be called so."""
+    return f"code:{tree}:{commit}"
+
+
+def environment_word(digest: str) -> str:
+    """Give the word by which a machine that can't have an environment denies the jobs that need it.
+
+    No job can be called so.
+    """
+    return f"env:{digest}"

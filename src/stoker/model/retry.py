@@ -11,6 +11,7 @@ from enum import StrEnum
 from stoker.model.frozen import frozen
 
 LONGEST_BACKOFF_S = 300.0
+_MOST_DOUBLINGS = 64
 
 
 class Cause(StrEnum):
@@ -70,6 +71,14 @@ class GiveUp:
     """Leave it failed."""
 
     why: str
+
+
+def pause_s(failures: int, chance: float, *, first_s: float, longest_s: float) -> float:
+    """Give how long to wait after so many failures before this one: doubling, bounded, spread over its second half.
+
+    `chance` from 0 to 1 spreads it, so that what failed together does not come back together.
+    """
+    return min(longest_s, first_s * 2.0 ** min(failures, _MOST_DOUBLINGS)) * (0.5 + chance / 2)
 
 
 def decide_retry(policy: RetryPolicy, cause: Cause, attempt: int) -> Again | GiveUp:

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from stoker.model.digests import digest_value, is_digest
-from stoker.model.ids import attempt_id, job_id
+from stoker.model.ids import JobIds, attempt_id, job_id
 
 GBT: dict[str, Any] = {"recipe": "tabular/gbt", "schema_version": 1, "args": {"depth": 6, "lr": 0.1, "data": "ab" * 32}}
 
@@ -60,6 +60,24 @@ def test_the_id_is_the_digest_of_all_of_it_however_often_its_parts_were_met(valu
     for _ in range(2):
         made = job_id(recipe="r", schema_version=1, args=plain["args"], train_hosts=("b", "a"))
         assert made == digest_value("job", plain)
+
+
+def test_ids_of_many_jobs_are_those_of_each():
+    shared: dict[str, Any] = {"depth": 6, "lr": 0.1, "model": {"b": [1], "a": None}}
+    about: dict[str, Any] = {"recipe": "r", "schema_version": 2, "mode": "m", "train_hosts": ("b", "a")}
+    owns: list[dict[str, Any]] = [
+        {},
+        {"lr": 0.0},
+        {"lr": -0.0},
+        {"lr": 0},
+        {"lr": False},
+        {"aa": 1, "é": "é"},
+        {"model": {}},
+    ]
+    for split_recipe in (None, "by_day", {"by": 1}):
+        ids = JobIds(args=shared, split_recipe=split_recipe, **about)
+        for own in owns:
+            assert ids.of(own) == job_id(args={**shared, **own}, split_recipe=split_recipe, **about)
 
 
 def test_an_attempt_is_called_by_its_time_and_four_digits():

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.model.printable import one_line, outside, printable
+from stoker.model.json_text import dumps, loads
+from stoker.model.printable import json_printable, one_line, outside, printable
 
 
 @pytest.mark.parametrize(
@@ -31,3 +32,10 @@ def test_what_others_chose_has_no_colours_and_no_breaks() -> None:
     assert outside("a\x1b[31mred\x1b[0m") == "a\\x1b[31mred\\x1b[0m"
     assert outside("evil\u202etxt\nb\x9b1m") == "evil\\x202etxt\\x0ab\\x9b1m"
     assert outside("größe\t大") == "größe\t大"
+
+
+def test_a_line_of_json_stays_the_same_to_programs_and_says_nothing_to_terminals() -> None:
+    line = dumps({"name": "größe\x9b1m\u202etxt\x7f", "tab": "a\tb"})
+    assert json_printable(line).isprintable()
+    assert loads(json_printable(line)) == loads(line)
+    assert "größe" in json_printable(line)

@@ -76,6 +76,17 @@ def read_address(url: str) -> Address:
     return Address(origin=origin, target=target, authorization=_basic(parts))
 
 
+def asked_directly(url: str) -> tuple[str, ...]:
+    """Give an address's host if no proxy is asked for it: this computer, or one of its own network.
+
+    A name of one word, and one that ends in `.local`, is known on that network alone.
+    """
+    host = read_address(url).origin.host
+    bare = host.rstrip(".")
+    is_near = is_inner(host) or bare.endswith(".local") or not ("." in bare or ":" in bare)
+    return (host,) if is_near else ()
+
+
 def origin(url: str) -> Origin:
     """Give whom an address belongs to."""
     return read_address(url).origin
@@ -114,6 +125,17 @@ def is_inner(host: str) -> bool:
         return False
     mapped = getattr(address, "ipv4_mapped", None)
     return not (mapped or address).is_global
+
+
+def is_this_computer(host: str) -> bool:
+    """Whether a host, however it is written, can only be this computer itself."""
+    if host.rstrip(".") == "localhost" or host.rstrip(".").endswith(".localhost"):
+        return True
+    address = _literal(host)
+    if address is None:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
 
 
 def is_literal(host: str) -> bool:

@@ -6,7 +6,6 @@ urllib3 is imported with the first request, not with this module.
 from __future__ import annotations
 
 import ssl
-import threading
 import time
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,7 +20,7 @@ from stoker.host.http.proxies import proxy_for
 from stoker.host.http.reply import WireReply
 from stoker.host.http.routes import Route, route_to
 from stoker.host.http.settings import HttpSettings
-from stoker.host.http.trust import trust
+from stoker.host.http.trust import Trust
 from stoker.model.errors import BadInput, NetworkFailed
 from stoker.model.frozen import frozen
 
@@ -40,8 +39,7 @@ class Urllib3Transport:
         self._idle = IdleConnections(settings.idle_connections)
         self._under_way: set[Cord] = set()
         self._is_aborted = False
-        self._trust: ssl.SSLContext | None = None
-        self._trust_lock = threading.Lock()
+        self._trust = Trust(settings)
 
     def send(self, request: Request) -> Reply:
         address = read_address(request.url)
@@ -76,7 +74,8 @@ class Urllib3Transport:
         self._idle.close()
 
     def _ask_on_any(self, route: Route, question: _Question, cord: Cord) -> Reply:
-        kept = self._idle.take(route)
+        trusted = self._trusted() if route.is_secure else None
+        kept = self._idle.take(route, trusted)
         if kept is not None:
             try:
                 return self._ask(kept, question, cord)
@@ -85,12 +84,11 @@ class Urllib3Transport:
                 is_stale = error.data["reason"] in _STALE and not kept.has_heard
                 if not (is_stale and question.is_repeatable):
                     raise
-        return self._ask(self._connect(route, cord), question, cord)
+        return self._ask(self._connect(route, cord, trusted), question, cord)
 
-    def _connect(self, route: Route, cord: Cord) -> Connection:
+    def _connect(self, route: Route, cord: Cord, trusted: ssl.SSLContext | None) -> Connection:
         from stoker.host.http.connections import connect  # noqa: PLC0415 - urllib3 costs a tenth of a second
 
-        trusted = self._trusted() if route.is_secure else None
         return connect(route, cord=cord, connect_s=self._settings.connect_s, trust=trusted)
 
     def _ask(self, connection: Connection, question: _Question, cord: Cord) -> WireReply:
@@ -123,10 +121,7 @@ class Urllib3Transport:
             connection.close()
 
     def _trusted(self) -> ssl.SSLContext:
-        with self._trust_lock:
-            if self._trust is None:
-                self._trust = trust(self._settings)
-            return self._trust
+        return self._trust.context()
 
     def _headers(self, request: Request, address: Address, route: Route) -> dict[str, str]:
         headers = {"User-Agent": self._settings.user_agent}

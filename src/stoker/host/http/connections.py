@@ -11,7 +11,7 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 
@@ -48,9 +48,17 @@ _FOLDED = re.compile(rb"[ \t][^\r\n\x00]*\r?\n")
 _TUNNEL_STATUS = re.compile(r"Tunnel connection failed: ([0-9]{3})")
 
 
-def connect(route: Route, *, cord: Cord, connect_s: float, trust: ssl.SSLContext | None) -> Connection:
+def connect(
+    route: Route,
+    *,
+    cord: Cord,
+    connect_s: float,
+    trust: ssl.SSLContext | None,
+    admits: Callable[[str], bool] | None = None,
+) -> Connection:
     """Open a connection: name, socket, proxy and TLS, all within `connect_s`. Raises `NetworkFailed`."""
     inner = _inner(route, trust)
+    inner.admits = admits
     with inner.connecting(cord, time.monotonic() + connect_s):
         try:
             inner.connect()
@@ -59,14 +67,16 @@ def connect(route: Route, *, cord: Cord, connect_s: float, trust: ssl.SSLContext
             if failure is error:
                 raise
             raise failure from error
-        return Connection(route, inner)
+        return Connection(route, inner, trust)
 
 
 class Connection:
     """One open connection on a route, for one exchange at a time."""
 
-    def __init__(self, route: Route, inner: _Plain | _Secure) -> None:
+    def __init__(self, route: Route, inner: _Plain | _Secure, trust: ssl.SSLContext | None = None) -> None:
         self.route = route
+        self.trust = trust
+        """What it was checked by, and shown."""
         self.idle_since_s = 0.0
         self.wire = Wire(_strict_about_ends(inner.sock), inner.handle)
         self._inner = inner
@@ -152,6 +162,9 @@ def _inner(route: Route, trust: ssl.SSLContext | None) -> _Plain | _Secure:
         options["proxy_config"] = ProxyConfig(trust, False, None, None)
     if not route.is_secure:
         return _Plain(near.host, near.port, **options)
+    if trust is not None and not trust.check_hostname:
+        # Whoever made it so looks in another way whom it speaks to.
+        options["assert_hostname"] = False
     inner = _Secure(near.host, near.port, ssl_context=trust, **options)
     if route.far is not None and proxy is not None:
         credentials = {"Proxy-Authorization": proxy.authorization} if proxy.authorization else {}
@@ -187,6 +200,7 @@ class _Ours:
     handle: socket.socket
     """The same connection under a descriptor that nobody reads from, to cut it by."""
     is_past_proxy = False
+    admits: Callable[[str], bool] | None = None
     _dialled: socket.socket | None = None
     _cord: Cord
     _deadline_s: float
@@ -212,7 +226,7 @@ class _Ours:
                     sock.close()
 
     def _new_conn(self: Any) -> socket.socket:
-        sock = dial(self._dns_host, self.port, deadline_s=self._deadline_s, cord=self._cord)
+        sock = dial(self._dns_host, self.port, deadline_s=self._deadline_s, cord=self._cord, admits=self.admits)
         try:
             self.handle = sock.dup()
         except OSError:

@@ -12,6 +12,7 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Callable
 from itertools import chain, zip_longest
 
 from stoker.host.http.addresses import is_literal
@@ -35,9 +36,19 @@ class SocketAddress:
     address: tuple[object, ...]
 
 
-def dial(host: str, port: int, *, deadline_s: float, cord: Cord) -> socket.socket:
-    """Give a connected socket. Raises `NetworkFailed`, by the first address that failed, or `Aborted`."""
-    addresses = in_turn(look_up(host, port, deadline_s=deadline_s, cord=cord))
+def dial(
+    host: str, port: int, *, deadline_s: float, cord: Cord, admits: Callable[[str], bool] | None = None
+) -> socket.socket:
+    """Give a connected socket. Raises `NetworkFailed`, by the first address that failed, or `Aborted`.
+
+    With `admits` only addresses that it is content with are tried, whatever name leads there.
+    """
+    found = look_up(host, port, deadline_s=deadline_s, cord=cord)
+    if admits is not None:
+        found = [one for one in found if admits(str(one.address[0]))]
+        if not found:
+            raise network_failed(Reason.REFUSED, host, f"{host} is an address that may not be asked from here")
+    addresses = in_turn(found)
     named = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return _Race(named, addresses, deadline_s, cord).run()
 

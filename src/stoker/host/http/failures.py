@@ -182,14 +182,19 @@ def _tls(error: ssl.SSLError, host: str, step: Step) -> NetworkFailed:
     hint = "does the port speak TLS? http:// is for one that does not" if code in _NO_TLS else ""
     text = code.replace("_", " ").lower()
     is_lasting = code in _LASTING_TLS or code in _NO_TLS
-    return network_failed(Reason.TLS, host, f"no TLS with {host}: {text}", hint=hint, is_lasting=is_lasting)
+    return network_failed(Reason.TLS, host, f"no TLS with {host}: {text}", hint=hint, is_lasting=is_lasting, tls=code)
 
 
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"})
 _LASTING_TLS = frozenset(
     {
         "NO_PROTOCOLS_AVAILABLE",
+        "SSLV3_ALERT_BAD_CERTIFICATE",
+        "SSLV3_ALERT_CERTIFICATE_EXPIRED",
+        "SSLV3_ALERT_CERTIFICATE_REVOKED",
+        "SSLV3_ALERT_CERTIFICATE_UNKNOWN",
         "SSLV3_ALERT_HANDSHAKE_FAILURE",
+        "TLSV1_ALERT_UNKNOWN_CA",
         "TLSV1_ALERT_PROTOCOL_VERSION",
         "TLSV13_ALERT_CERTIFICATE_REQUIRED",
         "UNSUPPORTED_PROTOCOL",
@@ -201,7 +206,8 @@ def _certificate(error: ssl.SSLCertVerificationError, host: str) -> NetworkFaile
     hint = _CERTIFICATE_HINTS.get(error.verify_code, "")
     text = (error.verify_message or "not valid").rstrip(".").splitlines()[0]
     what = f"the certificate of {host} can't be trusted: {text}"
-    return network_failed(Reason.CERTIFICATE, host, what, hint=hint, is_lasting=True)
+    about = {"verify_code": error.verify_code}
+    return network_failed(Reason.CERTIFICATE, host, what, hint=hint, is_lasting=True, **about)
 
 
 _UNKNOWN_ISSUER = "if you trust whoever signed it, name a file with their certificate in SSL_CERT_FILE"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -25,15 +26,15 @@ class IdleConnections:
         self._by_route: dict[Route, list[Connection]] = {}
         self._is_closed = False
 
-    def take(self, route: Route) -> Connection | None:
-        """Give one that still stands, as far as can be seen from here."""
+    def take(self, route: Route, trust: ssl.SSLContext | None) -> Connection | None:
+        """Give one that still stands, as far as can be seen from here, and was made under the same trust."""
         while True:
             with self._lock:
                 waiting = self._by_route.get(route)
                 connection = waiting.pop() if waiting else None
             if connection is None:
                 return None
-            is_fresh = time.monotonic() - connection.idle_since_s < LONGEST_IDLE_S
+            is_fresh = connection.trust is trust and time.monotonic() - connection.idle_since_s < LONGEST_IDLE_S
             # One that speaks unasked is as useless as one that ended: its words would be taken for the next answer.
             if is_fresh and connection.wire.look() is Line.QUIET:
                 return connection

@@ -11,6 +11,20 @@ from stoker.model.frozen import fresh, frozen
 
 
 @frozen
+class FleetIdentity:
+    """Whom a member of a fleet trusts there, and as whom it speaks. Nobody else's certificate counts."""
+
+    ca_file: str = ""
+    """The fleet's own CA, in PEM: only what it signed is believed."""
+    ca_pem: str = ""
+    """The same as a text, before there is a file; it wins."""
+    certificate_file: str = ""
+    """Our certificate and its key, in one file of PEM, so that both are replaced in one step; empty: we show none."""
+    machine: str = ""
+    """The one machine that is meant, whatever its address is called; empty: the coordinator, under its host's name."""
+
+
+@frozen
 class HttpSettings:
     """All that a transport is told."""
 
@@ -28,6 +42,8 @@ class HttpSettings:
     """Certificates to trust beside the system's, all in one file."""
     ca_path: str = ""
     """The same as a folder of hashed names."""
+    fleet: FleetIdentity | None = None
+    """Trust a fleet's CA and nothing else: neither the system's certificates nor those above."""
     user_agent: str = "stoker"
     idle_connections: int = 16
     """How many are kept open for each host."""

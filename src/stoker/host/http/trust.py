@@ -1,14 +1,18 @@
-"""Whose certificates are believed: the system's, and those that the settings add to them."""
+"""Whose certificates are believed: the system's and those that the settings add, or one fleet's and no others."""
 
 from __future__ import annotations
 
 import os
 import ssl
+import threading
 from contextlib import suppress
 
-from stoker.host.http.settings import HttpSettings
+from stoker.host.durable import read_regular
+from stoker.host.http.settings import FleetIdentity, HttpSettings
+from stoker.host.tls.contexts import client_context, machine_context
 from stoker.model.errors import LocalFile
 
+_MOST_BYTES = 64 * 1024
 # Where systems keep them, for an interpreter that was built elsewhere and looks in the wrong place.
 _USUAL_FILES = (
     "/etc/ssl/certs/ca-certificates.crt",
@@ -18,12 +22,36 @@ _USUAL_FILES = (
 )
 
 
+class Trust:
+    """What the connections of one transport are checked by. Safe to use from several threads.
+
+    It is made with the first, and anew when the file of our own certificate is another: connections that were made
+    with the old one are not used again.
+    """
+
+    def __init__(self, settings: HttpSettings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._context: ssl.SSLContext | None = None
+        self._stamp: tuple[int, ...] = ()
+
+    def context(self) -> ssl.SSLContext:
+        """Give it as it stands now."""
+        stamp = _stamp(self._settings.fleet)
+        with self._lock:
+            if self._context is None or stamp != self._stamp:
+                self._context, self._stamp = trust(self._settings), stamp
+            return self._context
+
+
 def trust(settings: HttpSettings) -> ssl.SSLContext:
     """Make what TLS connections are checked by: TLS 1.2 or newer, names and certificates verified, always.
 
     OpenSSL takes SSL_CERT_FILE *instead of* the system's certificates; here they are added to them. A folder of hashed
     names costs nothing until a certificate is looked up in it, a file with all of them a twentieth of a second.
     """
+    if settings.fleet is not None:
+        return _of_fleet(settings.fleet)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # Some versions of Python switch it on: a stream that was cut would then look like one that has ended.
@@ -35,6 +63,34 @@ def trust(settings: HttpSettings) -> ssl.SSLContext:
     for folder in filter(os.path.isdir, settings.ca_path.split(os.pathsep)):
         context.load_verify_locations(capath=folder)
     return context
+
+
+def _of_fleet(fleet: FleetIdentity) -> ssl.SSLContext:
+    try:
+        ca_pem = fleet.ca_pem or read_regular(fleet.ca_file, _MOST_BYTES).decode("ascii")
+        own = fleet.certificate_file
+        if fleet.machine:
+            return machine_context(ca_pem, fleet.machine, certificate_file=own, key_file=own)
+        return client_context(ca_pem, certificate_file=own, key_file=own)
+    except (OSError, ValueError) as error:
+        text = getattr(error, "strerror", None) or "there is no certificate in it"
+        hint = "`stoker join CODE@HOST --again` writes it anew; an operator's `stoker machines invite` gives a code"
+        raise LocalFile(f"can't read the fleet's CA{_from(fleet)}: {text}", hint=hint) from error
+
+
+def _from(fleet: FleetIdentity) -> str:
+    return f" from {fleet.ca_file}" if fleet.ca_file else ""
+
+
+def _stamp(fleet: FleetIdentity | None) -> tuple[int, ...]:
+    """Tell one state of our certificate's file from another."""
+    if fleet is None or not fleet.certificate_file:
+        return ()
+    try:
+        found = os.stat(fleet.certificate_file)
+    except OSError:
+        return ()
+    return (found.st_ino, found.st_mtime_ns, found.st_size)
 
 
 def _add_system(context: ssl.SSLContext) -> str:

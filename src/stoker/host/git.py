@@ -1,0 +1,127 @@
+"""Git, asked: questions about a repository, put all at once, each answered by a process of its own. Only reads.
+
+Nothing is written to the repository, not even what git would refresh by the way, so a disk that is read-only will do.
+Nothing that a repository's own settings name is run, and nothing is fetched: it may have come out of an archive.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from threading import Thread
+
+from stoker.host.durable import translate
+from stoker.model.errors import BadInput
+from stoker.model.frozen import frozen
+from stoker.model.printable import one_line
+
+LIMIT_S = 60.0
+NOT_THERE = 127
+"""The exit code of a program that is not there, as shells have it."""
+_LONGEST_SAID = 400
+_RUNS_NOTHING = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
+FILTERS = ("config", "--null", "--show-scope", "--name-only", "--get-regexp", r"^filter\.")
+"""Asks for the filters that a repository would have files run through before they are compared."""
+_OWN_SCOPES = frozenset({b"local", b"worktree"})
+
+
+@frozen
+class GitSaid:
+    """What git answered."""
+
+    out: bytes
+    exit_code: int
+    err: str = ""
+    """The last thing it complained about, in one line."""
+
+    @property
+    def is_good(self) -> bool:
+        return self.exit_code == 0
+
+    def lines(self) -> list[str]:
+        """Give its lines as text."""
+        return os.fsdecode(self.out).splitlines()
+
+
+def ask_git(
+    folder: str, *questions: Sequence[str], environment: Mapping[str, str], limit_s: float = LIMIT_S
+) -> tuple[GitSaid, ...]:
+    """Put questions about the repository of a folder, side by side; answers in their order. Raises nothing for git."""
+    # Its messages are read by us, and it has nobody to ask for a password.
+    env = {**environment, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
+    # What is not there stays so: a repository may say that it is fetched by a command of its own.
+    env.update(GIT_ALLOW_PROTOCOL="none", GIT_NO_LAZY_FETCH="1")
+    with ExitStack() as started:
+        children: list[subprocess.Popen[bytes] | GitSaid] = []
+        for words in questions:
+            try:
+                child = subprocess.Popen(
+                    ["git", "-C", folder, *_RUNS_NOTHING, *words],
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    # What it starts itself ends with it.
+                    start_new_session=True,
+                )
+            except OSError as error:
+                why = "git is not installed" if isinstance(error, FileNotFoundError) else str(translate(error, "git"))
+                children.append(GitSaid(out=b"", exit_code=NOT_THERE, err=why))
+                continue
+            started.enter_context(child)
+            children.append(child)
+        return _answers(children, limit_s)
+
+
+def without_filters(said: GitSaid) -> tuple[str, ...]:
+    """Give the words that turn off what `FILTERS` has found in the repository itself; the user's own filters stay.
+
+    `BadInput` for one whose name can't be said.
+    """
+    parts = said.out.split(b"\0")
+    names = dict.fromkeys(
+        os.fsdecode(key).rpartition(".")[0]
+        for scope, key in zip(parts[::2], parts[1::2], strict=False)
+        if scope in _OWN_SCOPES
+    )
+    odd = next((name for name in names if "=" in name), "")
+    if odd:
+        raise BadInput(
+            f"the repository names a filter {odd!r} that can't be turned off", hint="--in-place, or rename it"
+        )
+    # An empty command is none; what is required of it would fail then.
+    settings = [f"{name}.{part}" for name in names for part in ("clean=", "smudge=", "process=", "required=false")]
+    return tuple(word for setting in settings for word in ("-c", setting))
+
+
+def _answers(children: list[subprocess.Popen[bytes] | GitSaid], limit_s: float) -> tuple[GitSaid, ...]:
+    found: dict[int, GitSaid] = {at: one for at, one in enumerate(children) if isinstance(one, GitSaid)}
+
+    def read(at: int, child: subprocess.Popen[bytes]) -> None:
+        found[at] = _answer(child, limit_s)
+
+    # The first is read here, the others beside it: a full pipe must not keep anybody waiting.
+    running = [(at, one) for at, one in enumerate(children) if not isinstance(one, GitSaid)]
+    threads = [Thread(target=read, args=one, daemon=True) for one in running[1:]]
+    for thread in threads:
+        thread.start()
+    for one in running[:1]:
+        read(*one)
+    for thread in threads:
+        thread.join()
+    return tuple(found[at] for at in range(len(children)))
+
+
+def _answer(child: subprocess.Popen[bytes], limit_s: float) -> GitSaid:
+    try:
+        out, err = child.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+        return GitSaid(out=b"", exit_code=-1, err=f"git did not answer within {limit_s:g} s")
+    said = err.decode(errors="replace").strip()
+    return GitSaid(out=out, exit_code=child.returncode, err=one_line(said, _LONGEST_SAID))

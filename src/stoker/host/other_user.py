@@ -1,0 +1,97 @@
+"""Another user of this computer, as whom a program is started: who that is, and whether we may.
+
+`--run-as anna,bert` names users, `--run-as 60000-60003` numbers that nobody has. One of each is for one job at a time:
+what two users may not read of each other, two jobs may not either.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import sys
+from typing import Any, Self
+
+from stoker.model.errors import BadInput
+from stoker.model.frozen import fields_of, frozen
+
+_HINT = "--run-as USER[,USER…], or --run-as 60000-60003 for numbers that nobody has"
+_MOST = 4096
+_CAPABILITIES = {"CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "KILL": 5, "SETGID": 6, "SETUID": 7}
+
+
+@frozen
+class OtherUser:
+    """One user."""
+
+    name: str
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+    """Beside its own."""
+    home: str = ""
+    """Empty: it has none, and gets one for each program."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**fields_of(self), "groups": list(self.groups)}
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> Self:
+        return cls(**{**raw, "groups": tuple(raw["groups"])})
+
+
+def read_users(text: str) -> tuple[OtherUser, ...]:
+    """Read what `--run-as` says. Raises `BadInput` for users that are not there, or that jobs must not be."""
+    first, dash, last = text.partition("-")
+    if dash and first.isascii() and first.isdigit() and last.isascii() and last.isdigit():
+        users = _numbered(int(first), int(last))
+    else:
+        users = tuple(_named(word.strip()) for word in text.split(",") if word.strip())
+    if not users:
+        raise BadInput("--run-as names nobody", hint=_HINT)
+    twice = {user.name for user in users if sum(other.uid == user.uid for other in users) > 1}
+    if twice:
+        raise BadInput(f"--run-as names {min(twice)} twice: each is for one job at a time", hint=_HINT)
+    for user in users:
+        if user.uid in (0, os.geteuid()):
+            raise BadInput(f"jobs can't be kept apart from the worker as {user.name}, who runs it", hint=_HINT)
+    return users
+
+
+def why_not_allowed() -> str:
+    """Say why this process can't start programs as other users; empty if it can."""
+    if sys.platform != "linux":
+        return "it is for Linux only"
+    if os.geteuid() != 0:
+        return "only root may"
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+            held = next(int(line.split()[1], 16) for line in file if line.startswith("CapEff:"))
+    except (OSError, StopIteration, ValueError):
+        return ""
+    missing = [f"CAP_{name}" for name, bit in _CAPABILITIES.items() if not held >> bit & 1]
+    return f"this process is root without {', '.join(missing)}" if missing else ""
+
+
+def _numbered(first: int, last: int) -> tuple[OtherUser, ...]:
+    if not 0 < first <= last or last - first >= _MOST:
+        raise BadInput(f"--run-as {first}-{last} is no range of users", hint=_HINT)
+    users = []
+    for uid in range(first, last + 1):
+        try:
+            owner = pwd.getpwuid(uid).pw_name
+        except KeyError:
+            users.append(OtherUser(name=str(uid), uid=uid, gid=uid))
+            continue
+        raise BadInput(f"number {uid} is {owner}'s, and a range is for numbers that nobody has", hint=_HINT)
+    return tuple(users)
+
+
+def _named(name: str) -> OtherUser:
+    try:
+        found = pwd.getpwnam(name)
+    except (KeyError, ValueError):
+        raise BadInput(f"there is no user {name}", hint=f"useradd --system --create-home {name}") from None
+    groups = tuple(sorted(set(os.getgrouplist(name, found.pw_gid)) - {found.pw_gid}))
+    if 0 in (found.pw_gid, *groups):
+        raise BadInput(f"{name} is in root's group, which reads what jobs must not", hint=_HINT)
+    return OtherUser(name=name, uid=found.pw_uid, gid=found.pw_gid, groups=groups, home=found.pw_dir)
