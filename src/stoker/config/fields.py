@@ -26,6 +26,10 @@ WRONG: Final = object()
 PLAIN: Final = (str, int, float, bool, dict, list, type(None))
 """What values are. Anything else, such as a date of TOML, was refused when the file was read."""
 
+# Of these, what is equal is the same. Not so floats: 0.0 equals -0.0.
+_EXACT = frozenset({str, int, bool})
+# What nobody can change may be given twice.
+_LASTING = frozenset({str, int, bool, float, tuple})
 _LONGEST_SHOWN = 60
 _LINE = re.compile(r":(\d+):\d+(?:: |$)")
 _MOST_BITS = 128
@@ -133,6 +137,8 @@ class Form:
         self.fields = fields
         self._by_name = {field.name: field for field in fields}
         self._required = [field for field in fields if field.is_required]
+        self._read_last: dict[str, tuple[type, Any, Any]] = {}
+        """By name, a right value that nobody can change, and what was read of it: ten thousand maps say the same."""
 
     @property
     def says(self) -> str:
@@ -146,11 +152,15 @@ class Form:
         values: dict[str, Any] = {}
         inside = f"{key}." if key else ""
         for name, item in node.value.items():
+            last = self._read_last.get(name)
+            if last is not None and type(item.value) is last[0] and item.value == last[1]:
+                values[name] = last[2]
+                continue
             field = self._by_name.get(name)
             if field is None:
                 self._refuse_unknown(item, name, key, reading)
             elif item.value is not None:
-                value = field.kind.read(item, inside + name, reading) if type(item.value) in PLAIN else WRONG
+                value = self._read_field(field, item, inside + name, reading)
                 if value is not WRONG:
                     values[name] = value
             elif not field.may_be_null:
@@ -159,6 +169,14 @@ class Form:
             if field.name not in node.value:
                 reading.refuse(node, key, f"{field.name} is missing", f"{field.name}: {field.help}")
         return Given(node, key, values)
+
+    def _read_field(self, field: Field, item: Located, key: str, reading: Reading) -> Any:
+        if type(item.value) not in PLAIN:
+            return WRONG
+        value = field.kind.read(item, key, reading)
+        if type(item.value) in _EXACT and type(value) in _LASTING:
+            self._read_last[field.name] = (type(item.value), item.value, value)
+        return value
 
     def _refuse_unknown(self, item: Located, name: str, key: str, reading: Reading) -> None:
         hint = ""

@@ -6,9 +6,11 @@ Only what was read, with its defaults. Sweeps stand as they were written: whoeve
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, NoReturn
 
-from stoker.model.frozen import changed, fresh, frozen
+from stoker.model.frozen import changed, frozen
 from stoker.model.leases import Partition
 from stoker.model.nodes import Cluster, Node
 from stoker.model.requirements import DEFAULT_RAM_BYTES, Requirements, WantedJob, Wish
@@ -18,9 +20,21 @@ PROGRAM = "command"
 """What a job with a `command` is an instance of, where lists name models."""
 
 
-@frozen
+class CodePlace(StrEnum):
+    """Where a program runs."""
+
+    COPY = "copy"
+    """In a copy of its project, made anew for each attempt."""
+    IN_PLACE = "in-place"
+    """In the folder itself, on machines that have it."""
+
+
 class JobEntry:
-    """One `[[jobs]]` table. Exactly one of `recipe`, `model` and `command` is given."""
+    """One `[[jobs]]` table. Exactly one of `recipe`, `model` and `command` is given.
+
+    Not `frozen` by the decorator: of ten thousand each says a few of its thirty fields, and only those are set. What it
+    does not say is its class's.
+    """
 
     name: str
     recipe: str = ""
@@ -45,15 +59,20 @@ class JobEntry:
     mflop: float = 0.0
     allowed_hosts: tuple[str, ...] = ()
     prefer_hosts: tuple[str, ...] = ()
-    hyper: Mapping[str, Any] = fresh(factory=dict)
-    sweep: Mapping[str, Any] = fresh(factory=dict)
+    hyper: Mapping[str, Any] = MappingProxyType({})
+    sweep: Mapping[str, Any] = MappingProxyType({})
     seed: int | None = None
     split_recipe: Any = None
     train_hosts: tuple[str, ...] = ()
-    data: Mapping[str, str] = fresh(factory=dict)
+    data: Mapping[str, str] = MappingProxyType({})
     outputs: tuple[str, ...] = ()
-    env: str = ""
-    python: str = ""
+    code: CodePlace = CodePlace.COPY
+    include: tuple[str, ...] = ()
+    """Untracked files that belong to the project all the same: patterns."""
+    env: Mapping[str, str] = MappingProxyType({})
+    """Platform → file to make an environment from; "" is any other platform."""
+    python: Mapping[str, str] = MappingProxyType({})
+    """Platform → interpreter, or the version that is wanted."""
     after: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
     attempts: int = 1
@@ -61,6 +80,24 @@ class JobEntry:
     timeout: str = ""
     """How long one attempt may run, as it was written: 8h. Empty: as long as it takes."""
     on_partition: Partition = Partition.STOP
+
+    def __init__(self, **said: Any) -> None:
+        if "name" not in said or not _FIELDS.issuperset(said):
+            message = f"a job has a name, and nothing beside its fields; got {', '.join(said)}"
+            raise TypeError(message)
+        self.__dict__.update(said)
+
+    def __setattr__(self, name: str, _value: object) -> NoReturn:
+        message = f"JobEntry.{name} can't be changed"
+        raise AttributeError(message)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is JobEntry and all(getattr(self, name) == getattr(other, name) for name in _FIELDS)
+
+    __hash__ = None  # type: ignore[assignment]  # there are maps among its values
+
+    def __repr__(self) -> str:
+        return f"JobEntry({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
     @property
     def of(self) -> str:
@@ -101,6 +138,9 @@ class JobEntry:
             allowed_hosts=self.allowed_hosts,
             preferred_hosts=self.prefer_hosts,
         )
+
+
+_FIELDS = frozenset(JobEntry.__annotations__)
 
 
 @frozen

@@ -21,26 +21,25 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from stoker.config.by_platform import ByPlatform
 from stoker.config.cluster_file import JOB_LIST, MOST_MIB
 from stoker.config.declared_file import read_as
 from stoker.config.field_kinds import Anything, Choice, Flag, ListOf, MapOf, Number, Text, Whole
 from stoker.config.fields import WRONG, Field, Form, Given, Reading, shown
 from stoker.config.located import Located
-from stoker.config.manifest import HostEntry, JobEntry, Manifest
+from stoker.config.manifest import CodePlace, HostEntry, JobEntry, Manifest
 from stoker.config.manifest_rules import Known, check_manifest
 from stoker.config.sweep import Sweep
 from stoker.model.errors import ManifestFaults
 from stoker.model.leases import Partition
 from stoker.model.names import JOB_NAME_RULE, NODE_NAME_RULE, is_job_name, is_node_name
+from stoker.model.requirements import MOST_PRIORITY
 from stoker.model.resources import GIB
 from stoker.model.units import parse_duration
 
 T = TypeVar("T")
 
 WHAT = "manifest"
-
-MOST_PRIORITY = 1_000_000
-
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}", re.ASCII)
 _MOST_GIB = MOST_MIB / 1024
 _FORM_HINT = "one job is [[jobs]] and its keys below it"
@@ -122,16 +121,28 @@ JOB = Form(
         Field("seed", Whole(most=2**63 - 1), "for everything random", may_be_null=True),
         Field("split_recipe", Anything((str, dict), "text or a map"), "how data is split", may_be_null=True),
         Field("train_hosts", ListOf(_WORD, is_set=True), "machines whose data it is trained on; part of what it is"),
-        Field("data", MapOf(_PATH, _VARIABLE_NAME), "files and folders; each path stands in the variable of that name"),
+        Field(
+            "data",
+            MapOf(_PATH, _VARIABLE_NAME),
+            "files and folders, stoker:NAME, org/repo; where each lies there stands in the variable of that name",
+        ),
         Field(
             "outputs",
             ListOf(Text("a path below the working folder", fits=_is_inside), is_set=True),
             "what comes back, beside $STOKER_OUT",
         ),
-        Field("env", _PATH, "what to install: uv.lock or requirements.txt"),
-        Field("python", _PATH, "the machine's own interpreter, instead of env"),
+        Field(
+            "code", Choice(CodePlace), "copy: a program runs in a copy of its project; in-place: in the folder itself"
+        ),
+        Field(
+            "include",
+            ListOf(Text("a path below the working folder", fits=_is_inside), is_set=True),
+            "untracked files that belong to the code: paths, or patterns such as configs/*.yaml",
+        ),
+        Field("env", ByPlatform(_PATH), "what to install: uv.lock, requirements.txt or pyproject.toml; by platform"),
+        Field("python", ByPlatform(_PATH), "the machine's own interpreter, or a version such as 3.11; by platform"),
         Field("after", ListOf(_WORD, is_set=True), "jobs that have to complete first"),
-        Field("secrets", ListOf(_VARIABLE_NAME, is_set=True), "variables taken from the worker, never stored"),
+        Field("secrets", ListOf(_VARIABLE_NAME, is_set=True), "variables of the worker's own, never stored"),
         Field("attempts", Whole(least=1, most=100), "how often it may fail by itself, the first time included"),
         Field("timeout", _TIME, "stop an attempt that runs longer"),
         Field("on_partition", Choice(Partition), "when its lease ends and the coordinator can't be reached"),

@@ -6,7 +6,9 @@ Looked at after every value was read by its kind, with whatever of them was righ
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
+from stoker.config.by_platform import is_version
 from stoker.config.fields import Given, Reading, shown
 from stoker.config.sweep import Sweep, paths_of
 from stoker.config.sweeping import sweep_in
@@ -16,6 +18,8 @@ from stoker.model.suggest import did_you_mean
 _MOST_NAMED = 20
 _LONGEST_CIRCLE = 8
 _ABOUT_DEVICES = frozenset({"require_cuda", "prefer_cuda", "min_vram_gib", "gpus", "shares", "base", "base_gib"})
+_ABOUT_WORK = frozenset({"recipe", "model", "command"})
+_ABOUT_INTERPRETERS = frozenset({"env", "python"})
 _ABOUT_HOSTS = frozenset({"allowed_hosts", "prefer_hosts"})
 
 
@@ -39,11 +43,20 @@ def check_manifest(jobs: Sequence[Given], hosts: Sequence[Given], reading: Readi
     _check_names(jobs, "job", reading)
     names = {job.get("name") for job in jobs if "name" in job.values}
     sweeps: dict[str, Sweep] = {}
+    good: set[tuple[Any, Any, Any]] = set()
+    waits = False
     for job in jobs:
         said = job.node.value.keys()
-        _check_work(job, reading)
-        _check_known(job, reading, known)
-        # Most jobs say little, and there may be ten thousand of them.
+        # Most jobs say little, and there may be ten thousand of them, of a few sorts.
+        values = job.values
+        names_known = (values.get("recipe"), values.get("model"), values.get("mode"))
+        if len(said & _ABOUT_WORK) != 1 or not said.isdisjoint(_ABOUT_INTERPRETERS):
+            _check_work(job, reading)
+        if names_known not in good:
+            before = reading.count
+            _check_known(job, reading, known)
+            if reading.count == before:
+                good.add(names_known)
         if not said.isdisjoint(_ABOUT_DEVICES):
             _check_devices(job, reading)
         if not said.isdisjoint(_ABOUT_HOSTS):
@@ -51,8 +64,10 @@ def check_manifest(jobs: Sequence[Given], hosts: Sequence[Given], reading: Readi
         if "sweep" in said:
             _check_sweep(job, reading, sweeps)
         if "after" in said:
+            waits = True
             _check_after(job, reading, names, known)
-    _check_circles(jobs, reading)
+    if waits:
+        _check_circles(jobs, reading)
     _check_names(hosts, "host", reading)
     return sweeps
 
@@ -60,7 +75,7 @@ def check_manifest(jobs: Sequence[Given], hosts: Sequence[Given], reading: Readi
 def _check_names(entries: Sequence[Given], noun: str, reading: Reading) -> None:
     first: dict[str, Given] = {}
     for entry in entries:
-        name = entry.get("name")
+        name = entry.values.get("name")
         if name is not None and first.setdefault(name, entry) is not entry:
             hint = f"first on line {first[name].at('name').line}"
             _refuse(entry, "name", reading, f"duplicate {noun} name {name!r}", hint)
@@ -74,9 +89,10 @@ def _check_work(job: Given, reading: Reading) -> None:
     elif len(said) > 1:
         message = f"{_called(job)} says {' and '.join(said)}: it can be only one of them"
         reading.refuse(job.at(said[1]), f"{job.key}.{said[1]}", message, at_key=True)
-    if job.says("env") and job.says("python"):
+    env, python = job.get("env", {}), job.get("python", {})
+    if any(not is_version(python.get(platform, "3")) for platform in env):
         message = f"{_called(job)} says env and python: what is to be installed for the machine's own interpreter?"
-        reading.refuse(job.at("python"), f"{job.key}.python", message, "one of them", at_key=True)
+        reading.refuse(job.at("python"), f"{job.key}.python", message, "one of them, or a version: 3.11", at_key=True)
 
 
 def _check_known(job: Given, reading: Reading, known: Known) -> None:

@@ -13,6 +13,8 @@ from stoker.model.errors import Fault
 
 _SAID = re.compile(r"(?P<what>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)", re.DOTALL)
 _PLAIN = (bool, int, float, str)
+# Whatever is of these is never refused.
+_SMALL = frozenset({bool, float, str})
 _MOST_BITS = 8192
 _LARGE = 32 * 1024
 
@@ -77,22 +79,33 @@ def _syntax_fault(source: Source, said: str) -> Fault:
 def _unplaced(raw: dict[str, Any], most_values: int) -> Located | None:
     """Give values without their places; nothing if there is anything among them that would have to be refused."""
     count = 0
+    # The named tuple's own way goes through Python, and there may be half a million of them.
+    make = tuple.__new__
 
     def bare(value: Any, depth: int) -> Located:
         nonlocal count
         count += 1
-        kind = type(value)
-        if kind is dict:
-            inner = depth + 1
-            value = {key: bare(item, inner) for key, item in value.items()}
-        elif kind is list:
-            inner = depth + 1
-            value = [bare(item, inner) for item in value]
-        elif kind not in _PLAIN or (kind is int and value.bit_length() > _MOST_BITS):
-            raise _Odd
         if depth > DEEPEST:
             raise _Odd
-        return Located(value, 1, 1, 1, 1)
+        kind = type(value)
+        if kind in _SMALL:
+            return make(Located, (value, 1, 1, 1, 1))
+        inner = depth + 1
+        if kind is dict:
+            made: Any = {}
+            for key, item in value.items():
+                if type(item) in _SMALL and depth < DEEPEST:
+                    count += 1
+                    made[key] = make(Located, (item, 1, 1, 1, 1))
+                else:
+                    made[key] = bare(item, inner)
+        elif kind is list:
+            made = [bare(item, inner) for item in value]
+        elif kind is int and value.bit_length() <= _MOST_BITS:
+            made = value
+        else:
+            raise _Odd
+        return make(Located, (made, 1, 1, 1, 1))
 
     try:
         tree = bare(raw, 0)

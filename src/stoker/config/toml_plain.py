@@ -34,6 +34,11 @@ _PAIR = re.compile(rf"{_BLANK}(?P<key>{_KEY}){_BLANK}={_BLANK}{_SCALAR}{_BLANK}(
 _ITEM = re.compile(rf"{_BLANK}{_SCALAR}{_BLANK}(?:,|\Z)")
 
 
+# Values that nobody can change may stand in several tables.
+_LASTING = frozenset({"text", "float", "int", "flag"})
+_MOST_SAID = 1000
+
+
 class _NotPlain(Exception):
     """Something that is not read here."""
 
@@ -43,21 +48,28 @@ def read_plain(lines: Sequence[str]) -> dict[str, Any] | None:
     tables = _Tables()
     table = tables.root
     match = _LINE.fullmatch
+    # Ten thousand jobs say many things in the same words.
+    said: dict[str, tuple[str, Any]] = {}
     try:
         for line in lines:
-            found = match(line)
-            if found is None:
+            pair = said.get(line)
+            if pair is None:
+                found = match(line)
+                if found is None:
+                    return None
+                kind = found.lastgroup
+                if kind is None:
+                    continue
+                if found["key"] is None:
+                    table = tables.begun(found)
+                    continue
+                pair = (found["key"], _value(found, kind))
+                if kind in _LASTING and len(said) < _MOST_SAID:
+                    said[line] = pair
+            key, value = pair
+            if key in table:
                 return None
-            kind = found.lastgroup
-            if kind is None:
-                continue
-            key = found["key"]
-            if key is None:
-                table = tables.begun(found)
-            elif key in table:
-                return None
-            else:
-                table[key] = _value(found, kind)
+            table[key] = value
     except _NotPlain:
         return None
     return tables.root

@@ -241,11 +241,13 @@ class LocalStore:
         small = _SmallFiles()
         return self.keep(walk_tree(folder, hasher=small.read_and_hash), small.contents)
 
-    def keep(self, found: Sequence[Walked], contents: Mapping[str, bytes]) -> tuple[Tree, dict[str, bytes]]:
+    def keep(
+        self, found: Sequence[Walked], contents: Mapping[str, bytes], *, are_settled: bool = False
+    ) -> tuple[Tree, dict[str, bytes]]:
         """Take in files that were found and hashed; their paths hold rubbish afterwards. Gives what `take_in` does.
 
         Small ones whose contents are given, by path, go into the record while there is room. A file without a path must
-        be here already (`renew`).
+        be here already (`renew`). `are_settled`: they are on the disk, read-only (`host.together.settle_files`).
         """
         inline: dict[str, bytes] = {}
         room = INLINE_TOTAL_BYTES
@@ -260,18 +262,18 @@ class LocalStore:
                 inline[entry.path] = contents[walked.path]
                 room -= entry.size_bytes
             else:
-                touched.add(self._keep_blob(walked))
+                touched.add(self._keep_blob(walked, is_settled=are_settled))
         for folder_path in touched:
             self._on_step("sync_blobs")
             sync_dir(folder_path)
         return Tree(tuple(walked.entry for walked in found)), inline
 
-    def _keep_blob(self, walked: Walked) -> str:
+    def _keep_blob(self, walked: Walked, *, is_settled: bool) -> str:
         target = self.places.blob(walked.entry.sha256)
         folder = self._shard(target)
         self._on_step("keep_blob")
         if not self.renew(walked.entry):
-            self._move_in(walked, target)
+            self._move_in(walked, target, is_settled=is_settled)
         return folder
 
     def renew(self, entry: TreeEntry) -> bool:
@@ -287,7 +289,7 @@ class LocalStore:
         self.memo.remember(entry.sha256, stamp_of(info), entry.sha256)
         return True
 
-    def _move_in(self, walked: Walked, target: str) -> None:
+    def _move_in(self, walked: Walked, target: str, *, is_settled: bool) -> None:
         path, size_bytes, mtime_ns = walked.path, walked.entry.size_bytes, walked.info.st_mtime_ns
         with translated(path):
             if walked.info.st_nlink > 1:
@@ -295,7 +297,12 @@ class LocalStore:
             looked = os.lstat(path)
             if (looked.st_size, looked.st_mtime_ns) != (size_bytes, mtime_ns):
                 raise _changed(walked.entry)
-        move_into(path, target, mode=0o444, on_step=self._on_step)
+        if is_settled and path == walked.path:
+            self._on_step("rename")
+            with translated(target):
+                os.replace(path, target)
+        else:
+            move_into(path, target, mode=0o444, on_step=self._on_step)
         with translated(target):
             info = os.lstat(target)
         # Else somebody else brought in the same, or wrote to ours after all: whoever reads it will have to hash it.

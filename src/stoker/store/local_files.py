@@ -44,9 +44,19 @@ def recall_file(path: str, info: os.stat_result, *, memo: Memo) -> Digest | None
     return memo.recall(_name(path), stamp_of(info))
 
 
+def recall_below(folder: str, *, memo: Memo) -> None:
+    """Prepare to be asked for many files of a folder, by its absolute path: one look at the memo instead of many."""
+    memo.preload(_name(os.path.join(folder, ""))[:-1])
+
+
 def remember_file(path: str, info: os.stat_result, digest: Digest, *, memo: Memo, clock: Clock) -> None:
     """Note the digest of a file that looked so before and after it was read."""
     memo.remember_settled(_name(path), stamp_of(info), digest, now_s=clock.wall_s())
+
+
+def note_file(path: str, info: os.stat_result, digest: Digest, *, memo: Memo) -> None:
+    """Note the digest of a file that nobody but us wrote, and that was verified on its way."""
+    memo.remember(_name(path), stamp_of(info), digest)
 
 
 def _name(path: str) -> str:

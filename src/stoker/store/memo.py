@@ -18,6 +18,7 @@ from stoker.model.digests import Digest, is_digest
 # A file that changed this recently may change again without its times showing it.
 _SETTLED_S = 2.0
 _FLUSH_AT = 512
+_MOST_PRELOADED = 100_000
 
 # Our statements are right, so what SQLite calls an error in them is a table that is not ours.
 _DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR})
@@ -47,8 +48,28 @@ class Memo:
     def recall(self, name: str, stamp: Stamp) -> Digest | None:
         """Give the digest known for a name, if the file still looks the same."""
         with self._lock:
-            known = self._known.get(name) or self._load(name)
+            known = self._known.get(name)
+            if known is None or known[0] != stamp:
+                # Another process may have read it since.
+                known = self._load(name)
         return Digest(known[1]) if known is not None and known[0] == stamp else None
+
+    def preload(self, beginning: str) -> None:
+        """Look up all names with this beginning at once, for who is about to ask for many of them."""
+        with self._lock:
+            db = self._open()
+            if db is None:
+                return
+            try:
+                asked = "SELECT name, stamp, digest FROM verified WHERE name >= ? AND name < ? LIMIT ?"
+                rows = db.execute(asked, (beginning, f"{beginning}\U0010ffff", _MOST_PRELOADED)).fetchall()
+            except sqlite3.Error as error:
+                self._give_up(error)
+                return
+            for name, *row in rows:
+                known = _read_row(*row)
+                if known is not None:
+                    self._known.setdefault(name, known)
 
     def remember(self, name: str, stamp: Stamp, digest: Digest) -> None:
         """Note that the file with this stamp has this digest."""
@@ -68,6 +89,11 @@ class Memo:
             self._known.pop(name, None)
             self._fresh.pop(name, None)
             self._change("DELETE FROM verified WHERE name = ?", [(name,)])
+
+    def write_down(self) -> None:
+        """Write what is fresh, for other processes."""
+        with self._lock:
+            self._flush()
 
     def close(self) -> None:
         """Write what is fresh and let go of the database."""

@@ -26,6 +26,10 @@ class Places:
         self.refs = os.path.join(root, "refs")
         self.index = os.path.join(root, "index.jsonl")
         self.uploads = os.path.join(root, "uploads")
+        self.incoming = os.path.join(root, "incoming")
+        """Trees on their way here from other machines: their listings, and large files that grow."""
+        self.held = os.path.join(root, "held")
+        """A mark for each tree that came, and that other machines may get from here."""
         self.leases = os.path.join(root, "leases")
         self.memo = os.path.join(root, "memo.db")
 

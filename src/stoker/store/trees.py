@@ -119,7 +119,7 @@ class _Walk:
         target = os.readlink(entry.path)
         if not _is_text(target):
             self.faults.append(Fault(path, "symlink whose target is not valid Unicode"))
-        elif _leads_out(self._root, path, target):
+        elif leads_out(self._root, path, target):
             self.faults.append(Fault(path, f"symlink leads out of the folder, to {target}"))
         else:
             text = target.encode()
@@ -132,7 +132,8 @@ def _let_go(descriptor: int) -> None:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _leads_out(root: str, path: str, target: str) -> bool:
+def leads_out(root: str, path: str, target: str) -> bool:
+    """Say whether a symlink at a path below a folder leads out of that folder."""
     # By its text, because the folder will be called otherwise; and really, because the text may pass through another
     # symlink, after which `..` means something else.
     if os.path.isabs(target):

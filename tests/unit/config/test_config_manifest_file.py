@@ -95,7 +95,7 @@ def test_every_key_that_the_guide_shows_is_read(drawer: Drawer) -> None:
     (job,) = drawer.manifest(EXPERIENCE, known=Known(jobs={"prep"})).jobs
     assert job.command == ("python", "train.py", "--lr", "{lr}", "--seed", "{seed}")
     assert job.sweep == {"lr": [1e-3, 3e-4, 1e-4], "seed": [0, 1]}
-    assert (job.data, job.outputs, job.env) == ({"DATA": "~/data/imagenet100"}, ("runs/",), "uv.lock")
+    assert (job.data, job.outputs, job.env) == ({"DATA": "~/data/imagenet100"}, ("runs/",), {"": "uv.lock"})
     assert (job.after, job.secrets) == (("prep",), ("WANDB_API_KEY",))
 
 
@@ -225,6 +225,10 @@ def test_a_program_is_of_the_recipe_command(drawer: Drawer) -> None:
         ('model = "m"\noutputs = ["/abs"]', "4:12: jobs[0].outputs[0]: '/abs' is not a path below"),
         ('model = "m"\nsecrets = ["A B"]', "4:12: jobs[0].secrets[0]: 'A B' is not a variable's name"),
         ('model = "m"\nenv = "uv.lock"\npython = "/usr/bin/python3"', "5:1: jobs[0].python: job j says env and python"),
+        ('model = "m"\nenv = { mars = "uv.lock" }', "4:9: jobs[0].env.mars: 'mars' is no platform"),
+        ('model = "m"\nenv = { linux-aarch64 = 3 }', "4:25: jobs[0].env.linux-aarch64: 3 is not text"),
+        ('model = "m"\nenv = {}', "4:7: jobs[0].env: names no platform"),
+        ('model = "m"\npython = 3.11', "4:10: jobs[0].python: 3.11 is not text"),
         (
             'model = "m"\nafter = ["nobody"]',
             "4:10: jobs[0].after[0]: job j waits for 'nobody', and there is no such job",
@@ -400,3 +404,13 @@ def test_ten_thousand_plain_jobs_are_read_and_the_one_that_is_wrong_is_found(dra
     assert len(read_manifest("m.toml", drawer.write(text, "m.toml")).jobs) == 10_000
     with pytest.raises(ManifestFaults, match=r"m.toml:40001:1: jobs\[9999\].lr: a job has no key 'lr'"):
         read_manifest("m.toml", drawer.write(f"{text}lr = 1\n", "m.toml"))
+
+
+def test_an_environment_may_be_another_on_machines_of_another_sort(drawer: Drawer) -> None:
+    (job,) = drawer.manifest(
+        '[[jobs]]\nname = "a"\ncommand = "python train.py"\n'
+        'env = { linux-aarch64 = "requirements-jetson.txt", default = "uv.lock[cuda]" }\n'
+        'python = { linux-aarch64-cp310 = "/usr/bin/python3", default = ">=3.11,<3.13" }\n'
+    ).jobs
+    assert job.env == {"linux-aarch64": "requirements-jetson.txt", "": "uv.lock[cuda]"}
+    assert job.python == {"linux-aarch64-cp310": "/usr/bin/python3", "": ">=3.11,<3.13"}

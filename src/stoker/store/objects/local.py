@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import Any, BinaryIO
 
 from stoker.host.disk import free_bytes
 from stoker.host.durable import open_regular, remove_tree, translated, write_all
+from stoker.host.together import settle_files
 from stoker.model.artifacts import TreeEntry
 from stoker.model.clock import Clock
-from stoker.model.digests import Digest, is_digest
+from stoker.model.digests import Digest, digest_bytes, is_digest
 from stoker.model.errors import BadInput, HashMismatch, NoSpace, NotFound, Refused
 from stoker.model.units import format_size
 from stoker.store.hash_lane import HashLane
@@ -28,6 +29,8 @@ from stoker.store.removal import remove_untouched
 from stoker.store.trees import Walked, hash_file
 
 _BLOCK_BYTES = 1 << 20
+_TOGETHER = 256
+"""Files that are open at once."""
 
 
 class LocalObjects:
@@ -73,6 +76,30 @@ class LocalObjects:
         finally:
             remove_tree(staging)
         return PutOutcome.NEW
+
+    def put_all(self, objects: Iterable[tuple[str, bytes]]) -> int:
+        wanted = dict(objects)
+        for name, data in wanted.items():
+            _check_digest(name)
+            if (found := digest_bytes(data)) != name:
+                raise _wrong(Digest(name), found, len(data), None)
+        new = [Digest(name) for name, data in wanted.items() if not self._is_known(Digest(name), len(data))]
+        if not new:
+            return 0
+        self._check_room(sum(len(wanted[digest]) for digest in new))
+        staging = self._store.new_staging("put")
+        try:
+            walked = []
+            for digest in new:
+                part = os.path.join(staging, digest)
+                with translated(part):
+                    with open(part, "wb", buffering=0) as file:
+                        write_all(file.fileno(), wanted[digest], 0)
+                    walked.append(Walked(TreeEntry("an object", len(wanted[digest]), digest), part, os.lstat(part)))
+            keep_small(self._store, walked)
+        finally:
+            remove_tree(staging)
+        return len(new)
 
     def begin(self, digest: Digest, size_bytes: int) -> Upload:
         _check_digest(digest)
@@ -172,6 +199,13 @@ class LocalObjects:
                 hint="free some space there, or choose another place",
                 path=root,
             )
+
+
+def keep_small(store: LocalStore, staged: Sequence[Walked]) -> None:
+    """Make files in a staging folder blobs, durable: step by step for all of them, not file by file."""
+    for start in range(0, len(staged), _TOGETHER):
+        settle_files([walked.path for walked in staged[start : start + _TOGETHER]], 0o444)
+    store.keep(staged, {}, are_settled=True)
 
 
 class _Range(io.RawIOBase):

@@ -9,7 +9,7 @@ A text that is not a digest is `BadInput` everywhere, before it touches anything
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import BinaryIO, Protocol
 
@@ -74,6 +74,12 @@ class ObjectStore(Protocol):
         left behind.
         """
 
+    def put_all(self, objects: Iterable[tuple[str, bytes]]) -> int:
+        """Take small objects in, together, durable on return; say how many were new.
+
+        `HashMismatch` if one has other bytes than its digest says: none of them is kept then.
+        """
+
     def begin(self, digest: Digest, size_bytes: int) -> Upload:
         """Begin an upload that may be interrupted, or end with its process, and be gone on with."""
 
@@ -81,7 +87,9 @@ class ObjectStore(Protocol):
         """Say how far an upload is. `NotFound` if there is none: never begun, finished, or swept."""
 
     def append(self, upload_id: str, offset: int, stream: BinaryIO) -> Upload:
-        """Add bytes to an upload. What came stays, durable, also if the stream breaks and its error is raised.
+        """Add bytes to an upload. What came stays, also if the stream breaks and its error is raised.
+
+        A power cut may take the last of a long stream of large pieces; `upload` says what is left.
 
         `Refused` if `offset` is not where the upload is, `LockHeld` if somebody else adds to it now, `BadInput` if more
         comes than was announced: the upload stays where it was.

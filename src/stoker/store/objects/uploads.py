@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import sys
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from stoker.host.durable import read_regular, remove_tree, translated, write_all, write_file
 from stoker.host.identity import mine
@@ -29,6 +30,8 @@ _HEX = frozenset("0123456789abcdef")
 _BLOCK_BYTES = 1 << 20
 _LONGEST_ABOUT_BYTES = 4096
 _SEAL = "upload/1"
+_LARGE_PIECE_BYTES = 2 << 20
+_SYNCED_EVERY_BYTES = 64 << 20
 _OPEN_PART = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -70,8 +73,7 @@ class LocalUploads:
                 finally:
                     with translated(part):
                         came = changed(upload, offset=os.fstat(file.fileno()).st_size)
-                        os.fsync(file.fileno())
-                    self._note(came)
+                    self._settle(came, file.fileno(), came.offset - offset)
             return came
 
     @contextlib.contextmanager
@@ -141,6 +143,22 @@ class LocalUploads:
         offset = written if is_of_this_boot else min(written, durable_bytes)
         return Upload(id=upload_id, digest=Digest(digest), size_bytes=size_bytes, offset=offset)
 
+    def _settle(self, upload: Upload, descriptor: int, came_bytes: int) -> None:
+        """Make what came durable: at once what is little, of a long stream of large pieces every now and then."""
+        about = self._about_of(upload.id)
+        is_of_this_boot = about["boot_id"] == mine().boot_id
+        is_little_to_lose = upload.offset - about["durable_bytes"] < _SYNCED_EVERY_BYTES
+        if is_of_this_boot and is_little_to_lose and came_bytes >= _LARGE_PIECE_BYTES:
+            _begin_write_back(descriptor, upload.offset - came_bytes, came_bytes)
+            return
+        with translated(self._part(upload.id)):
+            os.fsync(descriptor)
+        self._note(upload)
+
+    def _about_of(self, upload_id: str) -> dict[str, Any]:
+        with translated(self._about(upload_id)):
+            return unseal(_SEAL, read_regular(self._about(upload_id), _LONGEST_ABOUT_BYTES))
+
     def _note(self, upload: Upload) -> None:
         about = {
             "digest": upload.digest,
@@ -168,6 +186,14 @@ def _pour(stream: BinaryIO, file: BinaryIO, start: int, upload: Upload) -> None:
         with translated(f"upload {upload.id[:12]}"):
             write_all(file.fileno(), block, at)
         at += len(block)
+
+
+def _begin_write_back(descriptor: int, offset: int, size_bytes: int) -> None:
+    """Let the disk begin, so that it has less to do when all of it is waited for."""
+    if sys.platform == "linux":
+        from stoker.host.linux_calls import start_write_back  # noqa: PLC0415 - loads ctypes, for large files only
+
+        start_write_back(descriptor, offset, size_bytes)
 
 
 def _last_touched_s(folder: str) -> float:
