@@ -9,15 +9,18 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from stoker.wire.orders import Bytes, JobId
+from stoker.wire.orders import Bytes, JobId, Priority
 from stoker.wire.protocol import Asked, Message
-from stoker.wire.views import MachineView
+from stoker.wire.views import Count, Guess, Line, MachineView
 
 MOST_FILE_BYTES = 8 * 1024 * 1024
 """In one piece of a mirrored file, and of an upload."""
 
 MOST_NAMED_JOBS = 10_000
 """In one request that names them one by one."""
+
+NOTHING_GIVEN = "nothing is given to read: the coordinator was started without --cluster and --manifest"
+"""What reading again says where there is no file."""
 
 By = Annotated[str, Field(max_length=200)]
 
@@ -31,7 +34,7 @@ class JobAsk(Asked):
 class PriorityAsk(Asked):
     """Put a job elsewhere in the line."""
 
-    priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)]
+    priority: Priority
     by: By = ""
 
 
@@ -61,8 +64,8 @@ class MachineAsk(Asked):
 class DoneView(Message):
     """What an operator's request did, job by job or machine by machine."""
 
-    changed: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    changed: tuple[Line, ...] = ()
+    notes: tuple[Line, ...] = ()
     data: dict[str, Any] = {}
 
 
@@ -122,23 +125,24 @@ class UploadBegun(Message):
 class LeaderRow(Message):
     """One completed job in a leaderboard."""
 
-    place: int
-    job: str
+    place: Count
+    job: Line
     """Its id."""
-    name: str
-    label: str = ""
-    recipe: str = ""
-    machine: str = ""
+    name: Line
+    label: Line = ""
+    recipe: Line = ""
+    machine: Line = ""
     value: float
-    metrics: dict[str, float] = {}
-    seconds: float | None = None
+    metrics: dict[Line, float] = {}
+    seconds: Guess | None = None
+    """From its start to its end."""
 
 
 class Leaderboard(Message):
     """Completed jobs by one of their metrics, best first."""
 
-    metric: str = ""
+    metric: Line = ""
     is_lower_better: bool = False
     rows: tuple[LeaderRow, ...] = ()
-    metrics: tuple[str, ...] = ()
+    metrics: tuple[Line, ...] = ()
     """Which ones could be asked for."""

@@ -14,12 +14,19 @@ from collections.abc import Callable
 from stoker.host.http.exchange import Transport
 from stoker.model.clock import Clock
 from stoker.model.frozen import changed
+from stoker.wire.content_calls import ContentCalls
+from stoker.wire.exec_calls import ExecCalls
+from stoker.wire.health_calls import HealthCalls
 from stoker.wire.people_calls import PeopleCalls
 from stoker.wire.speaking import Patience, Speaker
+from stoker.wire.trust_calls import TrustCalls
 from stoker.wire.worker_calls import WorkerCalls
 
+FOLLOWING_S = 600.0
+"""For so long whoever follows something asks a coordinator again that is away."""
 
-class FleetClient(WorkerCalls, PeopleCalls):
+
+class FleetClient(WorkerCalls, PeopleCalls, ContentCalls, TrustCalls, HealthCalls, ExecCalls):
     """One coordinator, seen from outside. Closing the transport is up to whoever made it."""
 
     def __init__(
@@ -37,7 +44,7 @@ class FleetClient(WorkerCalls, PeopleCalls):
         self._given = (url, token, chance)
         self._speaker = Speaker(transport, url, clock=clock, token=token, patience=patience, chance=chance)
 
-    def more_patient(self, retry_s: float) -> FleetClient:
+    def more_patient(self, retry_s: float = FOLLOWING_S) -> FleetClient:
         """Give a client of the same coordinator that asks again for so long: whoever follows outlives a restart."""
         url, token, chance = self._given
         patience = changed(self._speaker.patience, retry_s=retry_s)

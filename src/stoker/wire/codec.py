@@ -5,7 +5,7 @@ pydantic's own writer and reader are several times quicker and do all but the ta
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -36,6 +36,24 @@ def from_json(kind: type[M], data: bytes) -> M:
         return kind.model_validate_json(data)
     except ValidationError as error:
         raise ValueError(said(error)) from None
+
+
+def alike(first: M, own: dict[str, Any]) -> M:
+    """Make another message: all as in `first`, which was checked, but for some fields, which are not checked here.
+
+    For messages by the ten thousand whose own fields were checked elsewhere: a tenth of the time.
+    """
+    kind = type(first)
+    made = kind.__new__(kind)
+    _set(made, "__dict__", {**first.__dict__, **own})
+    _set(made, "__pydantic_fields_set__", first.__pydantic_fields_set__)
+    _set(made, "__pydantic_extra__", None)
+    _set(made, "__pydantic_private__", None)
+    return made
+
+
+# Messages are frozen, as soon as they are made.
+_set = object.__setattr__
 
 
 def said(error: ValidationError) -> str:

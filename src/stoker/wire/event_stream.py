@@ -16,6 +16,7 @@ from stoker.wire.speaking import Question, Speaker, is_passing
 
 _LONGEST_EVENT_BYTES = 1024 * 1024
 _PIECE_BYTES = 64 * 1024
+_FIELDS = frozenset({"id", "event"})
 _CUT = frozenset({Reason.READ_TIMEOUT, Reason.RESET, Reason.SHORT_BODY, Reason.CLOSED_EARLY, Reason.UNREACHABLE})
 
 
@@ -71,7 +72,7 @@ class EventReader:
         value = value.removeprefix(" ")
         if name == "data":
             self._data.append(value)
-        elif name:
+        elif name in _FIELDS:
             self._fields[name] = value
         return None
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from stoker.model.leases import Partition, Token
-from stoker.model.names import LONGEST_NAME
-from stoker.wire.orders import JobId
+from stoker.model.names import LONGEST_NAME, point_name
+from stoker.wire.orders import CodeFolder, EnvironmentChoice, InputBody, JobId
 from stoker.wire.protocol import Message
 
 Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -23,8 +23,31 @@ Count = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Code = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_. -]+$")]
 """A word for programs, such as a cause."""
+ExitCode = Annotated[int, Field(ge=-(1 << 31), le=(1 << 31) - 1)]
 Fact = Annotated[str, Field(max_length=200)]
 Word = Annotated[str, Field(min_length=8, max_length=100, pattern=r"^[A-Za-z0-9_.:-]+$")]
+Rows = Annotated[int, Field(ge=1, le=10_000)]
+"""Of a terminal; its columns alike."""
+
+
+class Holdings(Message):
+    """What a worker has, so that others may get it there and jobs find it."""
+
+    trees: Annotated[tuple[JobId, ...], Field(max_length=10_000)] = ()
+    platform: Fact = ""
+    """`linux-aarch64`."""
+    libc: Fact = ""
+    """`glibc 2.36`."""
+    pythons: Annotated[tuple[Fact, ...], Field(max_length=100)] = ()
+    """Versions that environments can be made with; the preferred one first."""
+    environments: Annotated[tuple[JobId, ...], Field(max_length=1000)] = ()
+    """Digests (`EnvironmentChoice.digest`) of those that are ready."""
+    impossible: dict[JobId, Annotated[str, Field(max_length=500)]] = Field(default_factory=dict)
+    """Environment → why it can't be made here: no wheel of torch for aarch64 cp310."""
+    builds_s: dict[JobId, Seconds] = Field(default_factory=dict)
+    """Environment → how long its making took."""
+    brings_bytes_per_s: Count = 0
+    """How fast data came to it when it last did; 0: nobody knows."""
 
 
 class Hello(Message):
@@ -44,6 +67,13 @@ class Hello(Message):
     """How many jobs at once; nothing: as the cluster file says, else one per device."""
     declared: dict[str, Any] = Field(default_factory=dict)
     """What whoever started it declared: `cores`, `ram_bytes`, `gpus` …; the smaller of this and detection wins."""
+    holdings: Holdings | None = None
+    accepts: Annotated[tuple[Fact, ...], Field(max_length=1000)] = ()
+    """Trees and commits whose code alone it runs; none: any."""
+    contents_at: Fact = ""
+    """Where other machines of the fleet can get trees from it; empty: nowhere."""
+    features: Annotated[tuple[Fact, ...], Field(max_length=100)] = ()
+    """What it knows beside leases."""
 
 
 class Welcome(Message):
@@ -120,6 +150,11 @@ class Grant(Message):
     args: dict[str, Any] = Field(default_factory=dict)
     seed: int | None = None
     folder: str = ""
+    code_tree: str = ""
+    code_folder: CodeFolder = ""
+    commit: str = ""
+    inputs: tuple[InputBody, ...] = ()
+    environment: tuple[EnvironmentChoice, ...] = ()
     code: dict[str, str] = Field(default_factory=dict)
     secrets: tuple[str, ...] = ()
     timeout_s: float | None = None
@@ -133,6 +168,11 @@ class Grant(Message):
     checkpoint: CheckpointBody | None = None
     lease_s: float
     start_s: float
+
+    @property
+    def shown(self) -> str:
+        """What people call the job."""
+        return point_name(self.name, self.number)
 
     def token(self) -> Token:
         return Token(job=self.job, attempt=self.attempt, epoch=self.epoch, generation=self.generation)
@@ -153,6 +193,9 @@ class LeaseReport(Message):
     stage: str = ""
     says: str = ""
     """One line for people: the stage, what it waits for, its last line."""
+    prepared: Count = 0
+    """How far what it needs has come: bytes of code, data and checkpoint, lines and working seconds of an environment's
+    making. While this grows, its start is waited for."""
 
     def token(self) -> Token:
         return Token(job=self.job, attempt=self.attempt, epoch=self.epoch, generation=self.generation)
@@ -163,8 +206,12 @@ class Renewal(Message):
 
     worker: Name
     incarnation: Word
-    leases: tuple[LeaseReport, ...] = ()
+    leases: Annotated[tuple[LeaseReport, ...], Field(max_length=4096)] = ()
     measured: Measured = Field(default_factory=Measured)
+    holdings: Holdings | None = None
+    """Whole, if it is another than was said last."""
+    is_leaving: bool = False
+    """The worker's last word: it ends in order, and holds nothing any more."""
 
 
 class Do(StrEnum):
@@ -187,6 +234,25 @@ class LeaseOrder(Message):
     why: str = ""
 
 
+class ExecCall(Message):
+    """An operator wants a command run beside one of its attempts (`exec_sessions`)."""
+
+    id: str
+    job: str
+    attempt: int
+    epoch: int
+    generation: int
+    argv: tuple[str, ...] = ()
+    """Nothing: a shell."""
+    is_tty: bool = False
+    rows: int = 24
+    columns: int = 80
+    term: str = ""
+
+    def token(self) -> Token:
+        return Token(job=self.job, attempt=self.attempt, epoch=self.epoch, generation=self.generation)
+
+
 class Granted(Message):
     """The answer to a claim: grants, or how many jobs wait for which reason; and early, what is wished of leases."""
 
@@ -197,6 +263,8 @@ class Granted(Message):
     """In how long a job that was put off, after a failure say, may be had again; nothing: none was."""
     orders: tuple[LeaseOrder, ...] = ()
     """Told here as soon as they are known, and with every heartbeat until they are done."""
+    execs: tuple[ExecCall, ...] = ()
+    """Alike, until it has taken them up."""
     closed: str = ""
     generation: int
 
@@ -209,6 +277,7 @@ class Renewed(Message):
     generation: int
     server_s: float
     orders: tuple[LeaseOrder, ...] = ()
+    execs: tuple[ExecCall, ...] = ()
     closed: str = ""
 
 
@@ -235,6 +304,8 @@ class Decline(Tokened):
 
     reason: Code
     message: Annotated[str, Field(max_length=2000)] = ""
+    lasts: bool = False
+    """It would decline again, until something is done there: it is not asked for a good while."""
 
 
 class Release(Tokened):
@@ -265,7 +336,7 @@ class Fail(Tokened):
     message: Annotated[str, Field(max_length=4000)] = ""
     hint: Annotated[str, Field(max_length=2000)] = ""
     error: dict[str, Any] = Field(default_factory=dict)
-    exit_code: Annotated[int, Field(ge=-(1 << 31), le=(1 << 31) - 1)] = 1
+    exit_code: ExitCode = 1
     seconds: Seconds = 0.0
 
 

@@ -5,19 +5,30 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
+from stoker.host.names import name_fault
 from stoker.model.errors import BadInput
 from stoker.model.leases import Partition
-from stoker.model.requirements import DEFAULT_RAM_BYTES, Requirements, WantedJob, Wish
-from stoker.wire.codec import said
+from stoker.model.requirements import DEFAULT_RAM_BYTES, MOST_PRIORITY, Requirements, WantedJob, Wish
+from stoker.wire.codec import alike, said
 from stoker.wire.protocol import Asked, Message
 
 MOST_JOBS = 100_000
 """In one submission."""
 
+
+def _inner(path: str) -> str:
+    if path and (fault := name_fault(path)):
+        message = f"no folder inside of a tree: {fault}"
+        raise ValueError(message)
+    return path
+
+
 JobId = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Bytes = Annotated[int, Field(ge=0, le=1 << 60)]
+CodeFolder = Annotated[str, Field(max_length=1024), AfterValidator(_inner)]
+Priority = Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)]
 
 
 class RequirementsBody(Asked):
@@ -37,6 +48,60 @@ class RequirementsBody(Asked):
     def requirements(self) -> Requirements:
         """Give them as placement reads them."""
         return Requirements(**{name: getattr(self, name) for name in type(self).model_fields})
+
+
+class InputKind(StrEnum):
+    """What an input is."""
+
+    TREE = "tree"
+    """A folder, by its tree's digest."""
+    FILE = "file"
+    """One file: a tree of one entry, by that tree's digest."""
+    REPO = "repo"
+    """A repository of the hub at a commit; each machine fetches it itself."""
+
+
+def _plain_name(name: str) -> str:
+    if "/" in name or "\0" in name or name in (".", ".."):
+        raise ValueError("it is no name of a file")
+    return name
+
+
+class InputBody(Asked):
+    """Something that a job reads and that has to be on its machine before it starts."""
+
+    where: Annotated[str, Field(pattern=r"^(env|arg):[A-Za-z0-9_.-]{1,200}$")]
+    """What gets its path: `env:DATA`, a variable; `arg:data` or `arg:inputs.0`, an argument of the recipe."""
+    kind: InputKind
+    tree: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    name: Annotated[str, Field(max_length=255), AfterValidator(_plain_name)] = ""
+    """What the file or folder is called; a part of a path, and no way to another place."""
+    size_bytes: Bytes = 0
+    files: Annotated[int, Field(ge=0)] = 0
+    path: str = ""
+    """Where it lies at whoever submits: a worker of the same machine uses it there, if its digest is still that."""
+    host: str = ""
+    """Whose path that is: the submitting machine's name."""
+    repo: str = ""
+    """`org/name@commit`."""
+
+
+class EnvironmentChoice(Asked):
+    """One way to the interpreter that runs a program, for machines of one sort."""
+
+    platform: Annotated[str, Field(max_length=100)] = ""
+    """`linux-aarch64`, or `linux-aarch64-cp310`; empty: any that no other choice names."""
+    kind: Annotated[str, Field(pattern=r"^(uv.lock|requirements|pyproject|python)$")]
+    path: str = ""
+    """The file, in the code's tree; of `python`, an interpreter on the machine itself."""
+    digest: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    """Of all files that the environment is made from."""
+    python: Annotated[str, Field(max_length=200)] = ""
+    """Which version it wants: `3.11`, `>=3.10`."""
+    extras: Annotated[tuple[str, ...], Field(max_length=100)] = ()
+    """Of a project's optional dependencies, those that it installs."""
+    refused: Annotated[dict[str, Annotated[str, Field(max_length=500)]], Field(max_length=100)] = {}
+    """Platform → why it can't be made there, as far as its files tell whoever submits. No part of its digest."""
 
 
 class JobOrder(Asked):
@@ -61,9 +126,20 @@ class JobOrder(Asked):
     train_hosts: tuple[str, ...] = ()
     folder: str = ""
     """Where it was submitted: a program runs there."""
+    project: str = ""
+    """Which project a program belongs to, wherever it lies: part of its id. `COMMIT/sub/folder`, or a path."""
+    code_tree: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    """The tree that a program runs in, laid out anew for each attempt; empty: it runs in `folder` itself."""
+    code_folder: CodeFolder = ""
+    """Where in that tree it runs; empty: at its top."""
+    commit: Annotated[str, Field(max_length=100)] = ""
+    """What that tree stands on: `HASH`, `HASH+3` with so many uncommitted changes."""
+    inputs: Annotated[tuple[InputBody, ...], Field(max_length=1000)] = ()
+    environment: Annotated[tuple[EnvironmentChoice, ...], Field(max_length=100)] = ()
+    """The first choice that names a machine's platform counts; none: the machine's own interpreter."""
     code: dict[str, str] = {}
     """File or module → digest, as they were at submission; recorded with the result, no part of the id."""
-    priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] = 0
+    priority: Priority = 0
     requirements: RequirementsBody = RequirementsBody()
     allowed_hosts: tuple[str, ...] = ()
     prefer_hosts: tuple[str, ...] = ()
@@ -94,6 +170,15 @@ def job_order(**fields: Any) -> JobOrder:
         return JobOrder(**fields)
     except ValidationError as error:
         raise BadInput(f"job {fields.get('name', '')!r} can't be submitted: {said(error)}") from None
+
+
+def order_alike(first: JobOrder, own: dict[str, Any]) -> JobOrder:
+    """Make another order of the same sort: all as in `first`, which was checked, but for its `own` fields.
+
+    Those are not checked here, and are only what cannot be wrong once the job's name, values and identity were checked
+    as such: `id`, `name`, `number`, `label`, `point`, `args`, `identity`.
+    """
+    return alike(first, own)
 
 
 class OnChangedCode(StrEnum):
@@ -153,6 +238,8 @@ class OrderOutcome(Message):
     state: str
     changes: tuple[str, ...] = ()
     """Which fields are others now."""
+    known_as: str = ""
+    """What the same job was called before; empty: it was not known, or by this name."""
     forecast: str = ""
     """Of a dry run, what would become of it: `waits, 3rd in line. desk: taken by resnet/1 for about 10m00s`."""
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from stoker.model.frozen import frozen
 from stoker.wire.asking import (
+    MOST_FILE_BYTES,
     MOST_NAMED_JOBS,
     DoneView,
     EventPage,
@@ -40,7 +41,6 @@ SIZE_HEADER = "X-Stoker-Size"
 OVER_HEADER = "X-Stoker-Over"
 """Of the same: `1` when the attempt has ended, so that nothing will be added."""
 ATTEMPT_HEADER = "X-Stoker-Attempt"
-_LARGEST_PIECE_BYTES = 8 * 1024 * 1024
 _SUBMIT_S = 300.0
 _PRUNE_S = 600.0
 
@@ -69,7 +69,10 @@ class PeopleCalls:
         question = Question(
             path="/v1/jobs", method="POST", body=submission, is_repeatable=is_repeatable, waits_s=_SUBMIT_S
         )
-        return self._speaker.ask(question, Submitted)
+        submitted = self._speaker.ask(question, Submitted)
+        if len(submitted.jobs) != len(submission.jobs):
+            raise no_coordinator_there(self._speaker.url, "it answered for other jobs than it was sent")
+        return submitted
 
     def jobs(
         self,
@@ -83,7 +86,10 @@ class PeopleCalls:
     ) -> JobPage:
         """Give a page of jobs, newest first; `after` is the `next` of the page before."""
         named: Query = {"state": state, "name": name, "recipe": recipe, "machine": machine}
-        return self._get("/v1/jobs", JobPage, {**named, "after": after, "limit": limit})
+        page = self._get("/v1/jobs", JobPage, {**named, "after": after, "limit": limit})
+        if after and page.next == after:
+            raise no_coordinator_there(self._speaker.url, "its list of jobs goes on where it was")
+        return page
 
     def job(self, ref: str) -> JobStory:
         """Give everything about one job."""
@@ -116,7 +122,7 @@ class PeopleCalls:
         *,
         attempt: int | None = None,
         offset: int = 0,
-        limit: int = _LARGEST_PIECE_BYTES,
+        limit: int = MOST_FILE_BYTES,
         wait_s: float = 0.0,
     ) -> FilePiece:
         """Give bytes of a mirrored file; at its end the question is held open for `wait_s` until more come."""

@@ -13,7 +13,6 @@ OLDEST = 1
 """The oldest version that is still understood."""
 VERSION_HEADER = "X-Stoker-Protocol"
 TOKEN_HEADER = "X-Operator-Token"  # noqa: S105 - the header's name
-DEFAULT_PORT = 7717
 
 
 class Message(BaseModel):

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from stoker.wire.orders import Bytes
 from stoker.wire.protocol import Asked, Message
+from stoker.wire.views import Count, Line
 
 Seconds = Annotated[float, Field(ge=0, le=1e10)]
 MOST_LISTED = 1000
@@ -23,6 +24,8 @@ class PruneAsk(Asked):
     max_bytes: Bytes | None = None
     """Of all results together; to come to it the oldest go, a job's newest last."""
     logs_older_than_s: Seconds | None = None
+    trees_unused_s: Seconds | None = None
+    """Code and data that no waiting or running job needs, and that nobody wanted for so long; usually a week."""
     is_wanted: bool = False
     by: Annotated[str, Field(max_length=200)] = ""
 
@@ -30,15 +33,15 @@ class PruneAsk(Asked):
 class PrunedResult(Message):
     """One result that goes."""
 
-    job: str
-    name: str
-    attempt: int
-    archive_sha256: str
-    size_bytes: int
-    freed_bytes: int
+    job: Line
+    name: Line
+    attempt: Count
+    archive_sha256: Line
+    size_bytes: Count
+    freed_bytes: Count
     """Nothing, where another result has the same bytes."""
     at_s: float
-    why: str
+    why: Line
 
 
 class PruneView(Message):
@@ -46,19 +49,22 @@ class PruneView(Message):
 
     is_done: bool
     results: tuple[PrunedResult, ...] = ()
-    result_count: int = 0
-    before_bytes: int = 0
+    result_count: Count = 0
+    before_bytes: Count = 0
     """Of all results."""
-    after_bytes: int = 0
-    kept: dict[str, int] = {}
+    after_bytes: Count = 0
+    kept: dict[Line, Count] = {}
     """Why some stay although it is their turn."""
-    logs: int = 0
+    logs: Count = 0
     """Attempts whose files go."""
-    log_bytes: int = 0
-    orphans: int = 0
+    log_bytes: Count = 0
+    orphans: Count = 0
     """Archives that nothing names: of attempts that were lost, of checkpoints that were overtaken."""
-    orphan_bytes: int = 0
-    uploads: int = 0
-    freed_bytes: int = 0
-    stuck: tuple[str, ...] = ()
+    orphan_bytes: Count = 0
+    uploads: Count = 0
+    trees: Count = 0
+    """Of code and data, that no job needs any more."""
+    tree_bytes: Count = 0
+    freed_bytes: Count = 0
+    stuck: tuple[Line, ...] = ()
     """What could not be removed, and why."""

@@ -7,14 +7,17 @@ stands in a file of its own beside it, which nobody else may read.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Any
 
 from stoker.host.durable import read_regular, write_file
-from stoker.host.identity import Liveness, ProcessIdentity, is_alive
+from stoker.host.identity import Liveness, ProcessIdentity, is_alive, mine
 from stoker.model.frozen import frozen
 from stoker.model.json_text import dumps, loads
 
 NAME = "serve.json"
+LAST_NAME = "served.json"
+"""The same of the coordinator that ended last."""
 TOKEN_NAME = "operator.token"  # noqa: S105 - the file's name
 _LARGEST_BYTES = 64 * 1024
 
@@ -28,6 +31,8 @@ class ServeFile:
     token_file: str = ""
     """Where the operator's token stands; empty: none is wanted."""
     version: str = ""
+    ca_file: str = ""
+    """The fleet's CA, where it speaks TLS: whoever asks it trusts that one and no other."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -36,6 +41,7 @@ class ServeFile:
             "owner": self.owner.to_dict(),
             "token_file": self.token_file,
             "version": self.version,
+            "ca_file": self.ca_file,
         }
 
     def write(self, state: str) -> None:
@@ -50,15 +56,24 @@ class ServeFile:
             return ""
 
 
-def read_serve_file(state: str) -> ServeFile | None:
+def withdraw(state: str) -> None:
+    """Take our own word back when we end; that there was a coordinator, and where, stays known."""
+    found = read_serve_file(state)
+    if found is not None and found.owner == mine():
+        with suppress(OSError):
+            os.replace(os.path.join(state, NAME), os.path.join(state, LAST_NAME))
+
+
+def read_serve_file(state: str, name: str = NAME) -> ServeFile | None:
     """Give what the coordinator of this home says, whether or not it still lives; nothing if there is no such word."""
     try:
-        raw = loads(read_regular(os.path.join(state, NAME), _LARGEST_BYTES))
+        raw = loads(read_regular(os.path.join(state, name), _LARGEST_BYTES))
         return ServeFile(
             url=str(raw["url"]),
             owner=ProcessIdentity.from_dict(raw["owner"]),
             token_file=str(raw.get("token_file", "")),
             version=str(raw.get("version", "")),
+            ca_file=str(raw.get("ca_file", "")),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

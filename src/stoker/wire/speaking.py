@@ -16,16 +16,18 @@ from urllib.parse import quote, urlencode
 
 from pydantic import BaseModel
 
-from stoker.host.http.addresses import read_address, shown
+from stoker.host.http.addresses import is_this_computer, read_address, shown
 from stoker.host.http.exchange import BodySource, Reply, Request, Transport
 from stoker.host.http.failures import Reason
 from stoker.model.clock import Clock
-from stoker.model.errors import BadAnswer, NetworkFailed, RateLimited, StokerError, Unavailable
+from stoker.model.errors import BadAnswer, BadInput, NetworkFailed, RateLimited, StokerError, Unavailable
 from stoker.model.fleet_errors import DatabaseTrouble, NoCoordinator
 from stoker.model.frozen import fresh, frozen
+from stoker.model.retry import pause_s
 from stoker.wire.codec import from_json, to_json
 from stoker.wire.protocol import TOKEN_HEADER, VERSION, VERSION_HEADER
 from stoker.wire.refusals import no_coordinator_there, refusal
+from stoker.wire.trust_hints import trust_hint
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -33,6 +35,8 @@ T = TypeVar("T")
 MOST_ANSWER_BYTES = 64 * 1024 * 1024
 _MOST_REFUSAL_BYTES = 1024 * 1024
 _PIECE_BYTES = 256 * 1024
+_WHOLE_ANSWER_S = 300.0
+"""However steadily it dribbles. Bytes of files and objects take as long as they take."""
 
 _READING = frozenset({"GET", "HEAD"})
 
@@ -95,6 +99,10 @@ class Speaker:
         self._chance = chance or random.SystemRandom().random
         self._headers = {VERSION_HEADER: str(VERSION)}
         if token:
+            if address.origin.scheme == "http" and not is_this_computer(address.origin.host):
+                # Whoever listens there is no coordinator of ours, and anybody on the way would read it.
+                hint = f"https://{address.origin.host_and_port}, or a tunnel: ssh -L 7717:127.0.0.1:7717 HOST"
+                raise BadInput(f"a token is not sent to {self._shown} in clear", hint=hint)
             self._headers[TOKEN_HEADER] = token
         if address.authorization:
             self._headers["Authorization"] = address.authorization
@@ -126,6 +134,11 @@ class Speaker:
         request = self._request(question)
         return self._patiently(lambda: self._send(request), is_repeatable=request.is_repeatable)
 
+    def address(self, question: Question) -> tuple[str, dict[str, str]]:
+        """Give the address of a question and the headers that go with it, for whoever asks it themselves."""
+        request = self._request(question)
+        return request.url, dict(request.headers)
+
     def read(self, reply: Reply, at_most_bytes: int = _PIECE_BYTES) -> bytes:
         """Give the next bytes of an answer; nothing at the end."""
         try:
@@ -136,8 +149,8 @@ class Speaker:
     def pause(self, tries: int) -> None:
         """Wait before asking again: longer each time, by chance a little less."""
         patience = self._patience
-        longest_s = min(patience.longest_pause_s, patience.first_pause_s * 2.0 ** min(tries, 20))
-        self._clock.sleep(longest_s * (0.5 + self._chance() / 2))
+        first_s, longest_s = patience.first_pause_s, patience.longest_pause_s
+        self._clock.sleep(pause_s(tries, self._chance(), first_s=first_s, longest_s=longest_s))
 
     def _request(self, question: Question) -> Request:
         said = {name: value for name, value in question.query.items() if value is not None and value != ""}
@@ -176,8 +189,11 @@ class Speaker:
 
     def _whole(self, reply: Reply, most_bytes: int) -> bytes:
         pieces, size = [], 0
+        until_s = self._clock.monotonic_s() + _WHOLE_ANSWER_S
         while piece := self.read(reply):
             size += len(piece)
+            if self._clock.monotonic_s() > until_s:
+                raise no_coordinator_there(self._shown, f"an answer that takes more than {_WHOLE_ANSWER_S:.0f} seconds")
             if size > most_bytes:
                 raise no_coordinator_there(self._shown, f"an answer of more than {most_bytes} bytes")
             pieces.append(piece)
@@ -200,8 +216,9 @@ class Speaker:
             return error
         hint = "is `stoker serve` running there? --at URL or STOKER_COORDINATOR names another one"
         what = f"the coordinator at {self._shown} can't be reached: {error.message}"
-        about = {name: error.data.get(name) for name in ("reason", "is_lasting")}
-        return NoCoordinator(what, hint=error.hint if about["is_lasting"] else hint, url=self._shown, **about)
+        about = {name: error.data.get(name) for name in ("reason", "is_lasting", "verify_code", "tls")}
+        lasting_hint = trust_hint(error) or error.hint
+        return NoCoordinator(what, hint=lasting_hint if about["is_lasting"] else hint, url=self._shown, **about)
 
 
 def is_passing(error: StokerError) -> bool:

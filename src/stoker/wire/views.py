@@ -1,63 +1,103 @@
-"""What people and their programs see: jobs, attempts, events, machines, status, explanations."""
+"""What people and their programs see: jobs, attempts, events, machines, status, explanations.
+
+All of it is somebody's word: a submitter's, a worker's, a coordinator's. What is shown as part of a line is made safe
+to show as it is read, and numbers that no honest side says are no answer.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Annotated, Any
 
+from pydantic import AfterValidator
+
+from stoker.model.lifecycle import JobState
+from stoker.model.printable import outside
 from stoker.wire.protocol import Message
+
+_MOST_COUNT = 1 << 100
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        message = "no time that can be"
+        raise ValueError(message)
+    return value
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _usable(value: int) -> int:
+    if abs(value) > _MOST_COUNT:
+        message = "a number beyond all use"
+        raise ValueError(message)
+    return value
+
+
+Line = Annotated[str, AfterValidator(outside)]
+"""Part of a line: nothing in it breaks the line, and no terminal obeys it."""
+Seconds = Annotated[float, AfterValidator(_finite)]
+Guess = Annotated[float, AfterValidator(_known)]
+"""Seconds that were estimated or told by somebody: beyond all numbers means that nobody knows."""
+Count = Annotated[int, AfterValidator(_usable)]
+State = Annotated[str, AfterValidator(lambda value: JobState(value).value)]
 
 
 class JobView(Message):
     """A job in a list."""
 
     id: str
-    name: str
+    name: Line
     """`resnet/3` for a point of a sweep."""
-    label: str = ""
-    recipe: str
-    mode: str = ""
-    state: str
+    label: Line = ""
+    recipe: Line
+    mode: Line = ""
+    state: State
     is_cancelling: bool = False
-    priority: int
-    epoch: int
-    attempt: int
+    priority: Count
+    epoch: Count
+    attempt: Count
     """How many grants it had."""
-    machine: str = ""
+    machine: Line = ""
     """Where it runs, or ran last."""
-    devices: tuple[str, ...] = ()
-    submitter: str = ""
-    submitted_s: float
-    changed_s: float
-    started_s: float | None = None
-    ended_s: float | None = None
+    devices: tuple[Line, ...] = ()
+    submitter: Line = ""
+    submitted_s: Seconds
+    changed_s: Seconds
+    started_s: Seconds | None = None
+    ended_s: Seconds | None = None
     step: int | None = None
     of: int | None = None
-    metrics: dict[str, float] = {}
+    metrics: dict[Line, float] = {}
     says: str = ""
     why: str = ""
     """Of a pending job, what it waits for; of a failed one, its cause and message."""
-    result: str = ""
+    result: Line = ""
     """The bundle's tree digest."""
 
 
 class AttemptView(Message):
     """One try at a job."""
 
-    number: int
-    epoch: int
-    generation: int
-    machine: str
-    incarnation: str
-    devices: tuple[str, ...] = ()
-    granted_s: float
-    started_s: float | None = None
-    ended_s: float | None = None
-    ending: str = ""
+    number: Count
+    epoch: Count
+    generation: Count
+    machine: Line
+    incarnation: Line
+    devices: tuple[Line, ...] = ()
+    granted_s: Seconds
+    started_s: Seconds | None = None
+    ended_s: Seconds | None = None
+    ending: Line = ""
     """completed, failed, released, declined, expired, cancelled; empty while it runs."""
-    cause: str = ""
+    cause: Line = ""
     message: str = ""
     hint: str = ""
-    exit_code: int | None = None
+    exit_code: Count | None = None
+    facts: dict[str, Any] = {}
+    """Of one that completed, where it ran: interpreter and packages, devices, peaks."""
 
 
 class JobStory(Message):
@@ -68,9 +108,13 @@ class JobStory(Message):
     requirements: dict[str, Any] = {}
     code: dict[str, str] = {}
     folder: str = ""
-    after: tuple[str, ...] = ()
+    project: str = ""
+    code_tree: str = ""
+    """What a program runs in a copy of; empty: it runs in the folder itself."""
+    commit: str = ""
+    after: tuple[Line, ...] = ()
     attempts: tuple[AttemptView, ...] = ()
-    counts: dict[str, int] = {}
+    counts: dict[Line, Count] = {}
     """Attempts by cause, as they count against budgets."""
     events: tuple[dict[str, Any], ...] = ()
     """The newest, oldest first."""
@@ -84,69 +128,93 @@ class JobPage(Message):
     jobs: tuple[JobView, ...]
     next: str = ""
     """Hand this back for the page after; empty: that was the last."""
-    total: int | None = None
+    total: Count | None = None
     """How many there are, where a counter knows it."""
+
+
+class SymptomView(Message):
+    """Something that is wrong with a machine or one of its devices."""
+
+    machine: Line
+    device: Line = ""
+    symptom: Line
+    since_s: Seconds
+    message: Line = ""
+    hint: Line = ""
+    """The command that helps."""
 
 
 class MachineView(Message):
     """A machine as the coordinator knows it."""
 
-    name: str
-    state: str
-    """ready, busy, drained, cordoned, paused, silent, gone."""
+    name: Line
+    state: Line
+    """ready, busy, drained, cordoned, paused, left, silent, gone."""
     why: str = ""
-    until_s: float | None = None
-    incarnation: str = ""
-    version: str = ""
-    last_seen_s: float
-    slots: int
-    held: int
-    jobs: tuple[str, ...] = ()
-    cores: int | None = None
-    ram_bytes: int | None = None
+    until_s: Seconds | None = None
+    incarnation: Line = ""
+    version: Line = ""
+    last_seen_s: Seconds
+    slots: Count
+    held: Count
+    jobs: tuple[Line, ...] = ()
+    cores: Count | None = None
+    ram_bytes: Count | None = None
     """What it offers: the smaller of what was found and what was declared; nothing where nobody knows."""
     devices: tuple[dict[str, Any], ...] = ()
     capability: dict[str, Any] = {}
-    drift: tuple[str, ...] = ()
+    drift: tuple[Line, ...] = ()
+    environments: dict[str, Any] = {}
+    """What it says of Python environments: `wire.leasing.Holdings`, without its trees."""
+    trees: Count = 0
+    """How many trees of code and data it has."""
+    symptoms: tuple[SymptomView, ...] = ()
+    report: dict[str, Any] = {}
+    """What its worker last found out: `at_s`, `offset_s` (its clock less ours), `version`, `protocol`, `findings`."""
+    is_skewed: bool = False
+    """Its program is another version than the coordinator's."""
+    certificate_until_s: Seconds | None = None
+    """Of a machine that joined: when its certificate ends, unless it is renewed."""
 
 
 class FleetStatus(Message):
     """The whole fleet in one look."""
 
-    version: str
-    protocol: int
-    generation: int
-    started_s: float
-    server_s: float
-    database: str
+    version: Line
+    protocol: Count
+    generation: Count
+    started_s: Seconds
+    server_s: Seconds
+    database: Line
     """Its sort and place, without secrets."""
-    jobs: dict[str, int]
+    jobs: dict[Line, Count]
     """By state."""
-    machines: dict[str, int]
-    lease_s: float
-    heartbeat_s: float
-    settling_s: float = 0.0
+    machines: dict[Line, Count]
+    lease_s: Seconds
+    heartbeat_s: Seconds
+    settling_s: Seconds = 0.0
     """How much longer nothing expires, after a start."""
+    symptoms: tuple[SymptomView, ...] = ()
 
 
 class JobExplanation(Message):
     """Why a job is where it is."""
 
     job: JobView
-    verdict: str
+    verdict: Line
     """One line: `waits, 1st in line`, `runs on desk`, `never on this fleet: …`."""
-    never: str = ""
+    never: Line = ""
     """Of a pending job: why no machine that is known now could take it, were it idle; empty if one could."""
-    after: dict[str, str] = {}
+    after: dict[Line, Line] = {}
     """Of a pending job: the jobs that have to complete first and have not, by name, with their states."""
-    place_in_line: int | None = None
-    ahead: int | None = None
-    starts_s: float | None = None
+    place_in_line: Count | None = None
+    ahead: Count | None = None
+    starts_s: Guess | None = None
     """When it may start, from measured durations; nothing if nobody knows."""
-    based_on: str = ""
+    based_on: Line = ""
     """What that is an estimate from: `median of 12 runs of tabular/gbt`."""
     machines: tuple[dict[str, Any], ...] = ()
     """One row per node: `NodeVerdict.to_dict()` and what holds it now, until when."""
-    changes: tuple[str, ...] = ()
+    changes: tuple[Line, ...] = ()
     """What would let it start now."""
     declines: tuple[dict[str, Any], ...] = ()

@@ -11,7 +11,6 @@ from stoker.wire.views import JobView
 
 _BEAT_S = 15.0
 _SHORTEST_BEAT_S = 0.05
-_LONGEST_AWAY_S = 600.0
 _PAGE = 1000
 _ENDS = frozenset(state.value for state in JobState if state.is_terminal)
 
@@ -28,7 +27,7 @@ def wait_for(
 
     `ended` is told of each as it ends. A coordinator that starts again meanwhile is waited for, too.
     """
-    client = client.more_patient(_LONGEST_AWAY_S)
+    client = client.more_patient()
     until_s = None if limit_s is None else clock.monotonic_s() + limit_s
     left = {view.id: view for view in jobs}
     found: dict[str, JobView] = {}
@@ -72,7 +71,7 @@ def points_of(client: FleetClient, name: str) -> list[JobView]:
         page = client.jobs(name=name, after=after, limit=_PAGE)
         for view in page.jobs:
             base, _, number = view.name.rpartition("/")
-            if base == name and number.isdigit():
+            if base == name and number.isascii() and number.isdigit():
                 found.setdefault(int(number), view)
         after = page.next
         if not after:

@@ -15,6 +15,7 @@ from stoker.host.http.settings import HttpSettings
 from stoker.model.clock import FakeClock
 from stoker.model.errors import (
     BadAnswer,
+    BadInput,
     Bug,
     Faults,
     ManifestFaults,
@@ -36,7 +37,7 @@ from stoker.model.leases import Token
 from stoker.wire.asking import MachineAsk
 from stoker.wire.client import FleetClient
 from stoker.wire.leasing import Claim, Finish, Hello, LeaseReport, Renewal, Start
-from stoker.wire.orders import Submission
+from stoker.wire.orders import JobOrder, Submission
 from stoker.wire.speaking import Patience
 from tests.servers.little import Answers, Got, LittleServer, Said, said
 
@@ -323,10 +324,50 @@ def test_what_no_coordinator_answers_is_a_bad_answer_that_names_the_address(serv
     assert len(server.asked) == 1
 
 
+@pytest.mark.parametrize(
+    "more",
+    [{"state": "\x1b[2J"}, {"submitted_s": math.inf}, {"attempt": 10**40}],
+    ids=["no state", "no time", "no number"],
+)
+def test_what_no_honest_coordinator_says_of_a_job_is_a_bad_answer(serve, more):
+    client, _ = serve(lambda _asked: said({"jobs": [{**JOB_VIEW, **more}]}))
+    with pytest.raises(BadAnswer):
+        client.jobs()
+
+
+def test_what_is_shown_in_a_line_neither_breaks_it_nor_moves_a_cursor(serve):
+    evil = "x\x1b[31m\nother  completed\u202e"
+    client, _ = serve(lambda _asked: said({"jobs": [{**JOB_VIEW, "recipe": evil, "metrics": {evil: 1.0}}]}))
+    (view,) = client.jobs().jobs
+    assert view.recipe.isprintable()
+    assert all(name.isprintable() for name in view.metrics)
+
+
+def test_a_list_that_goes_on_where_it_was_is_not_followed_for_ever(serve):
+    client, _ = serve(lambda _asked: said({"jobs": [JOB_VIEW], "next": "again"}))
+    assert client.jobs().next == "again"
+    with pytest.raises(BadAnswer, match="goes on where it was"):
+        client.jobs(after="again")
+
+
+def test_an_answer_for_other_jobs_than_were_submitted_is_a_bad_one(serve):
+    client, _ = serve(lambda _asked: said({"jobs": [], "counts": {}}))
+    order = JobOrder(id=JOB, name="gbt", recipe="tabular/gbt")
+    with pytest.raises(BadAnswer, match="other jobs"):
+        client.submit(Submission(jobs=(order,)))
+
+
 def test_an_answer_without_end_is_not_read_to_its_end(serve, monkeypatch):
     monkeypatch.setattr("stoker.wire.speaking.MOST_ANSWER_BYTES", 1 << 20)
     client, _ = serve(lambda _asked: Said(pieces=(b" " * 65536 for _ in range(1000))))
     with pytest.raises(BadAnswer, match="more than 1048576 bytes"):
+        client.jobs()
+
+
+def test_an_answer_that_takes_for_ever_is_not_waited_for(serve, monkeypatch):
+    monkeypatch.setattr("stoker.wire.speaking._WHOLE_ANSWER_S", -1.0)
+    client, _ = serve(lambda _asked: Said(pieces=(b" " for _ in range(1000))))
+    with pytest.raises(BadAnswer, match="takes more than"):
         client.jobs()
 
 
@@ -452,3 +493,16 @@ def test_a_held_question_gets_the_time_it_asked_for(serve):
         client.claim(CLAIM)
     assert caught.value.data["reason"] == "read_timeout"
     is_over.set()
+
+
+@pytest.mark.parametrize("url", ["http://10.0.0.1:7717", "http://desk:7717", "http://desk.local"])
+def test_a_token_is_never_sent_in_clear_to_another_machine(url):
+    with closing(Urllib3Transport(HttpSettings())) as transport:
+        with pytest.raises(BadInput, match="in clear") as caught:
+            FleetClient(transport, url, clock=FakeClock(), token="secret-token")
+        assert "https://" in caught.value.hint
+        assert "secret-token" not in str(caught.value)
+        # Without one there is nothing to lose, and over TLS or on this machine nobody reads it.
+        FleetClient(transport, url, clock=FakeClock())
+        for safe in ("https://desk:7717", "http://127.0.0.1:7717", "http://localhost:7717", "http://[::1]:7717"):
+            FleetClient(transport, safe, clock=FakeClock(), token="secret-token")

@@ -59,6 +59,13 @@ def test_what_is_no_event_is_refused(text):
         EventReader().feed(text)
 
 
+def test_fields_that_nobody_asked_for_are_not_kept():
+    reader = EventReader()
+    for number in range(100):
+        assert reader.feed(b"field-%d: x\n" % number) == []
+    assert reader._fields == {}
+
+
 def test_events_go_on_behind_the_last_one_when_the_line_is_cut(transport):
     def answer(asked: Got) -> Said:
         after = int(asked.headers["Last-Event-Id"])

@@ -1,0 +1,168 @@
+"""How a machine or a person comes to belong to a fleet: invitations, joining, certificates, tokens.
+
+A code is `ID-SECRET`; both sides stretch the secret into a key that never travels. First the coordinator proves with
+it which CA is its own, then whoever joins proves that they have it: a stranger in between can do neither.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from stoker.model.principals import Role
+from stoker.wire.leasing import Name, Seconds
+from stoker.wire.protocol import Asked, Message
+
+Nonce = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+Proof = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+InviteId = Annotated[str, Field(pattern=r"^[0-9A-Z]{2,8}$")]
+Pem = Annotated[str, Field(max_length=16 * 1024)]
+Named = Annotated[str, Field(max_length=200)]
+
+
+class InviteAsk(Asked):
+    """An operator wants somebody to join."""
+
+    role: Role = Role.WORKER
+    name: Named = ""
+    """The only name under which it may join; empty: any that is free."""
+    life_s: Annotated[float, Field(gt=0, le=7 * 86400)] = 900.0
+
+
+class Invited(Message):
+    """An invitation, shown once."""
+
+    id: str
+    code: str
+    """`K7QD-M2XW-9HCE`: all that whoever joins has to know, beside where."""
+    role: Role
+    name: str = ""
+    expires_s: float
+    url: str
+    """Where to join, as far as the coordinator knows."""
+    names: tuple[str, ...] = ()
+    """Every `HOST[:PORT]` by which it can be joined, the best one first."""
+
+
+class InviteView(Message):
+    """An invitation afterwards; its code is not kept."""
+
+    id: str
+    role: Role
+    name: str = ""
+    made_s: float
+    expires_s: float
+    used_s: float | None = None
+    by: str = ""
+
+
+class InviteList(Message):
+    """The invitations that still count, and those that were used not long ago."""
+
+    invites: tuple[InviteView, ...] = ()
+
+
+class JoinBegin(Message):
+    """Whoever joins asks first, over a connection that proves nothing yet."""
+
+    id: InviteId
+    nonce: Nonce
+
+
+class JoinBegun(Message):
+    """The coordinator shows its CA, and proves by the code's key that it is the one that was meant."""
+
+    ca_pem: Pem
+    nonce: Nonce
+    proof: Proof
+    role: Role
+    name: str = ""
+    version: str = ""
+    server_s: float = 0.0
+
+
+class JoinFinish(Message):
+    """Whoever joins proves that they have the code, over a connection to that CA."""
+
+    id: InviteId
+    nonce: Nonce
+    server_nonce: Nonce
+    name: Name
+    csr_pem: Pem = ""
+    """Of a machine: its own public key, signed with its private one, which never leaves it."""
+    proof: Proof
+
+
+class Joined(Message):
+    """What was given: to a machine a certificate, to a person a token. Asked again in the same words, the same."""
+
+    name: str
+    role: Role
+    ca_pem: Pem
+    certificate_pem: Pem = ""
+    token: str = ""
+    expires_s: float | None = None
+
+
+class RenewCertificate(Message):
+    """A machine asks for its next certificate, over a connection that shows the present one."""
+
+    csr_pem: Pem
+
+
+class TokenAsk(Asked):
+    """An admin makes a token."""
+
+    name: Named
+    role: Role
+    life_s: Annotated[float, Field(gt=0)] | None = None
+
+
+class TokenView(Message):
+    """A token afterwards; only its digest is kept."""
+
+    id: str
+    name: str
+    role: Role
+    issued_s: float
+    expires_s: float | None = None
+    revoked_s: float | None = None
+    last_used_s: float | None = None
+    by: str = ""
+
+
+class TokenList(Message):
+    """Every token that was ever made and is not forgotten, by name."""
+
+    tokens: tuple[TokenView, ...] = ()
+
+
+class TokenMade(Message):
+    """A new token, shown once."""
+
+    token: str
+    view: TokenView
+
+
+class CertificateView(Message):
+    """A machine's certificate."""
+
+    serial: str
+    name: str
+    issued_s: Seconds
+    expires_s: Seconds
+    revoked_s: float | None = None
+    why: str = ""
+
+
+class LiveCertificates(Message):
+    """The numbers of all machines' certificates that count now: whom a machine may give things to."""
+
+    serials: tuple[str, ...]
+
+
+class CertificateList(Message):
+    """Machines' certificates that have not expired, revoked ones among them."""
+
+    certificates: tuple[CertificateView, ...] = ()

@@ -1,0 +1,108 @@
+"""Environments as coordinator, workers and people speak of them: which choice is a machine's, and how it stands there.
+
+Pure. `EnvironmentChoice` is one way to an interpreter; `Holdings` is what a machine said of itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+
+from stoker.model.digests import digest_value
+from stoker.model.frozen import frozen
+from stoker.model.platforms import Platform
+from stoker.model.units import format_duration
+from stoker.wire.leasing import Holdings
+from stoker.wire.orders import EnvironmentChoice
+
+
+class Standing(StrEnum):
+    """How an environment stands on a machine."""
+
+    READY = "ready"
+    BUILDS = "builds"
+    """It has to be made first."""
+    IMPOSSIBLE = "impossible"
+    OWN = "own"
+    """The machine's own interpreter; nothing is made."""
+
+
+@frozen
+class Outlook:
+    """One machine and one environment."""
+
+    machine: str
+    standing: Standing
+    about_s: float | None = None
+    """How long making it may take; nothing: nobody knows."""
+    why: str = ""
+
+    @property
+    def text(self) -> str:
+        """`desk ready`, `lab1 builds, about 2m00s`, `jetson: no wheel of torch for aarch64 cp310`."""
+        if self.standing is Standing.IMPOSSIBLE:
+            return f"{self.machine}: {self.why}"
+        if self.standing is Standing.OWN:
+            return f"{self.machine} uses its own python"
+        about = f", about {format_duration(self.about_s)}" if self.about_s is not None else ""
+        return f"{self.machine} {self.standing}{about}"
+
+    def to_dict(self) -> dict[str, object]:
+        return {"standing": str(self.standing), "about_s": self.about_s, "why": self.why}
+
+
+def choose(choices: Sequence[EnvironmentChoice], platform: Platform) -> EnvironmentChoice | None:
+    """Give the choice for a machine: the first that names its platform, else the first for any; nothing: none is."""
+    named = next((one for one in choices if one.platform and platform.is_named(one.platform)), None)
+    return named or next((one for one in choices if not one.platform), None)
+
+
+def why_none(choices: Sequence[EnvironmentChoice], platform: Platform) -> str:
+    """Say why no choice is a machine's."""
+    names = ", ".join(dict.fromkeys(one.platform for one in choices))
+    return f"it is {platform.text}, and the job has environments for {names} only"
+
+
+def environment_digest(choices: Iterable[EnvironmentChoice]) -> str:
+    """Name what a job's choices amount to, for whoever tells jobs apart by it; empty without any."""
+    told = [[one.platform, one.kind, one.path, one.digest, one.python, list(one.extras)] for one in choices]
+    return str(digest_value("environment choices", told)) if told else ""
+
+
+def platform_held(holdings: Holdings) -> Platform:
+    """Give a machine's platform as it said itself."""
+    system, _, machine = holdings.platform.partition("-")
+    return Platform(system=system, machine=machine, libc=holdings.libc, pythons=holdings.pythons)
+
+
+def outlook(
+    choices: Sequence[EnvironmentChoice], machine: str, held: Holdings, others: Iterable[Holdings] = ()
+) -> Outlook:
+    """Say how a job's environment stands on a machine; how long others took for it tells how long it may take."""
+    platform = platform_held(held)
+    if not choices:
+        return Outlook(machine=machine, standing=Standing.OWN)
+    choice = choose(choices, platform)
+    if not platform.system:
+        why = "its worker says nothing of environments: is its Stoker older than this one?"
+    elif choice is None:
+        why = why_none(choices, platform)
+    else:
+        why = held.impossible.get(choice.digest, "") or _refused(choice, platform)
+    if why or choice is None:
+        return Outlook(machine=machine, standing=Standing.IMPOSSIBLE, why=why)
+    if choice.kind == "python":
+        return Outlook(machine=machine, standing=Standing.OWN)
+    if choice.digest in held.environments:
+        return Outlook(machine=machine, standing=Standing.READY)
+    took = [one.builds_s[choice.digest] for one in (held, *others) if choice.digest in one.builds_s]
+    return Outlook(machine=machine, standing=Standing.BUILDS, about_s=took[0] if took else None)
+
+
+def outlooks(choices: Sequence[EnvironmentChoice], machines: Mapping[str, Holdings]) -> list[Outlook]:
+    """Say it of all machines."""
+    return [outlook(choices, name, held, machines.values()) for name, held in machines.items()]
+
+
+def _refused(choice: EnvironmentChoice, platform: Platform) -> str:
+    return choice.refused.get(platform.text, "") or choice.refused.get(platform.name, "")
