@@ -9,11 +9,11 @@ and imports no framework. Only a wish that can't be fulfilled, such as a misspel
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from stoker.hardware.admission import memory_here
+from stoker.hardware.host_name import host_name
 from stoker.hardware.interpreters import ASKING_S, ask_torch, read_interpreters
 from stoker.hardware.probes.asking import Asker, Said
 from stoker.hardware.probes.found import Found
@@ -22,7 +22,6 @@ from stoker.host.disk import usable_cores
 from stoker.model.capability import Capability
 from stoker.model.errors import StokerError
 
-HOST_VARIABLE = "FLEET_HOST_ID"
 _GIT_LIMIT_S = 2.0
 _SYSCTL = ("sysctl", "machdep.cpu.brand_string", "hw.physicalcpu", "hw.logicalcpu")
 
@@ -83,15 +82,6 @@ def detect(  # noqa: PLR0913 - what a snapshot is made of
         },
         is_fake=found.is_fake,
     )
-
-
-def host_name(environment: Mapping[str, str], override: str = "") -> tuple[str, str]:
-    """Give this machine's name, and who says it: whoever overrides it, else FLEET_HOST_ID, else the machine."""
-    if override:
-        return override, "as asked"
-    if named := environment.get(HOST_VARIABLE, "").strip():
-        return named, HOST_VARIABLE
-    return socket.gethostname(), "hostname"
 
 
 def git_head(folder: str, ask: Asker) -> str:

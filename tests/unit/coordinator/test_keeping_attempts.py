@@ -109,7 +109,6 @@ HOSTILE = [
 def test_a_name_that_could_mean_something_else_is_refused_everywhere(files, path):
     for act in (
         lambda: files.append(JOB, 1, path, 0, b"x"),
-        lambda: files.replace(JOB, 1, path, b"x"),
         lambda: files.read(JOB, 1, path, 0, 1),
         lambda: files.size(JOB, 1, path),
     ):
@@ -179,13 +178,6 @@ def test_the_end_is_whole_and_everything_is_synced_before_it_has_its_name(tmp_pa
     with pytest.raises(Conflict):
         files.append(JOB, 1, "end.json", 0, b"[]")
     assert content(files, "end.json") == b"{}"
-
-
-def test_a_file_can_be_replaced_whole(files):
-    assert files.replace(JOB, 1, "note.json", b"one") == 3
-    assert files.replace(JOB, 1, "note.json", b"other") == 5
-    assert content(files, "note.json") == b"other"
-    assert files.append(JOB, 1, "note.json", 5, b"!") == 6
 
 
 def test_reading_goes_as_far_as_the_file_does(files):

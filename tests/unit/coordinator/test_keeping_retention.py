@@ -107,7 +107,7 @@ class Records:
     def bundles(self):
         return iter([row for row in self.rows if row.id not in self.pruned])
 
-    def mark_pruned(self, ids):
+    def mark_pruned(self, ids, *, by=""):
         self.on_mark()
         pinned = {row.id for row in self.rows if row.is_pinned}
         marked = frozenset(ids) - pinned

@@ -9,6 +9,7 @@ import pytest
 from stoker.coordinator.matching.cases import Case, Decline, Fleet, Holder, Prerequisite, case_of_order
 from stoker.coordinator.matching.explaining import explain_job
 from stoker.coordinator.matching.matcher import Matcher
+from stoker.model.frozen import changed
 from stoker.model.requirements import WantedJob, Wish
 from stoker.model.resources import GIB
 from stoker.wire.orders import JobOrder, RequirementsBody
@@ -148,6 +149,28 @@ def test_absent_machines_are_told_of():
     assert not found.never, "nobody knows what lab1 has"
 
 
+def test_a_machine_that_is_away_and_could_not_run_it_promises_nothing():
+    able, unable = (Driven(machine).matcher.offers() for machine in (box("lab1", card("GPU-1")), box("desk")))
+    here = Driven(box("board")).matcher.offers()
+    absent = {"lab1": "silent for 12m00s", "desk": "its worker left 5.0s ago"}
+    found = told(gpu_job(6), Fleet(offers=here, away=(*able, *unable), absent=absent))
+    assert (found.never, found.verdict[:35]) == ("", "waits for a machine that is away: o")
+    assert [one for one in found.changes if "perhaps" in one] == [
+        "starts perhaps if lab1 comes back (silent for 12m00s)"
+    ]
+    lacking = "needs a cuda device, no machine has one"
+    for offers in (here, ()):
+        found = told(gpu_job(6), Fleet(offers=offers, away=unable, absent={"desk": "silent for 12m00s"}))
+        assert (found.never, found.verdict) == (lacking, f"never on this fleet: {lacking}")
+        assert not any("desk" in one for one in found.changes if "perhaps" in one)
+
+
+def test_who_was_not_heard_of_since_a_start_of_the_coordinator_may_come_back():
+    found = told(gpu_job(6), Fleet(away=Driven(box("lab1", card("GPU-1"))).matcher.offers()))
+    assert not found.never
+    assert "starts perhaps if lab1 comes back (not heard of since the coordinator started)" in found.changes
+
+
 def test_without_any_machine_somebody_has_to_join():
     found = told(gpu_job(6), Fleet())
     assert found.verdict == "waits, 1st in line: no machine takes work"
@@ -160,11 +183,29 @@ def test_declines_are_listed():
     assert found.declines == ({"machine": "lab1", "reason": "folder missing", "message": "", "at_s": 5.0},)
 
 
+def test_nobody_counts_on_a_machine_that_declined_it_a_while_ago():
+    decline = Decline(machine="lab1", reason="secrets", message="lab1: not set: API_KEY", at_s=NOW_S - 7)
+    alone = Fleet(offers=Driven(box("lab1")).matcher.offers())
+    found = told(cpu_job(), alone, declines=(decline,), ahead=0)
+    assert found.verdict == "waits, 1st in line. lab1 declined it 7.0s ago: not set: API_KEY"
+    assert found.starts_s is None
+    both = Fleet(offers=Driven(box("lab1", ram_gib=64, cpu_cores=16), box("desk")).matcher.offers())
+    found = told(cpu_job(), both, declines=(decline,), ahead=0)
+    assert found.verdict == "waits, 1st in line: starts when desk next asks for work"
+    assert found.starts_s == NOW_S
+    long_ago = told(cpu_job(), alone, declines=(changed(decline, at_s=NOW_S - 1000),), ahead=0)
+    assert long_ago.verdict == "waits, 1st in line: starts when lab1 next asks for work"
+
+
 @pytest.mark.parametrize(
     ("said", "verdict"),
     [
         ({"state": "running", "machine": "desk"}, "runs on desk for about 1m00s"),
         ({"state": "claimed", "machine": "desk"}, "was given to desk, which has not started it yet"),
+        (
+            {"state": "claimed", "machine": "desk", "says": "copies DATA 4 %"},
+            "was given to desk, which copies DATA 4 %",
+        ),
         ({"state": "completed", "machine": "desk"}, "completed on desk"),
         ({"state": "failed", "machine": "desk", "why": "user: exit 1"}, "failed on desk: user: exit 1"),
         ({"state": "cancelled"}, "cancelled"),
@@ -173,7 +214,7 @@ def test_declines_are_listed():
             "is being cancelled; desk has not confirmed that it stopped",
         ),
     ],
-    ids=["running", "claimed", "completed", "failed", "cancelled", "cancelling"],
+    ids=["running", "claimed", "prepared", "completed", "failed", "cancelled", "cancelling"],
 )
 def test_a_job_that_does_not_wait_says_what_it_does(said: dict[str, Any], verdict: str):
     found = told(gpu_job(6), busy(), job=view(**said), ends_s=NOW_S + 60)

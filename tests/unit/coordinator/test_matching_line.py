@@ -63,12 +63,6 @@ def test_who_starved_is_found_by_age_whatever_the_priority():
     assert [one.seq for one in starved] == [2, 3]
 
 
-def test_a_class_that_is_no_more_leaves_every_level():
-    found = line(head(1, seq=1), head(1, 5, seq=2), head(2, seq=3))
-    found.forget(1)
-    assert [one.class_id for one in found] == [2]
-
-
 def test_shapes_are_asked_for_again_when_they_may_be_others():
     numbers = {1: 0, 2: 0}
     found = Line(lambda class_id: numbers[class_id], [head(1, seq=1), head(2, seq=2)])

@@ -337,20 +337,6 @@ def test_choosing_takes_nothing():
     assert fleet.matcher.offers()[0].jobs == 0
 
 
-def test_shapes_that_nobody_asks_for_any_more_are_forgotten():
-    fleet = Driven(box("desk", card("GPU-1")))
-    fleet.wait(0, gpu_job())
-    seat = fleet.grant("desk").seat
-    for class_id in range(1, 700):
-        fleet.matcher.put_class(class_id, WantedJob(name="x", requirements=Requirements(ram_bytes=class_id)))
-        fleet.matcher.drop_class(class_id)
-    assert fleet.matcher._roll._by_number.keys() <= set(range(400))
-    assert fleet.matcher.offers()[0].jobs == 1
-    fleet.matcher.unseat(seat)
-    fleet.wait(0, gpu_job())
-    assert fleet.grant("desk").seat == seat
-
-
 def test_what_is_not_told_costs_nothing():
     fleet = Driven(box("desk"))
     fleet.wait(1, gpu_job())

@@ -32,6 +32,9 @@ def view(**said: Any) -> Any:
         ({"last_seen_s": NOW_S - 121.0, "closed": "drained"}, "silent"),
         ({"last_seen_s": NOW_S - GONE_S - 1}, "gone"),
         ({"last_seen_s": NOW_S + 50.0}, "ready"),
+        ({"left_s": NOW_S - 5.0}, "left"),
+        ({"left_s": NOW_S - GONE_S - 5.0, "last_seen_s": NOW_S - GONE_S - 5.0}, "left"),
+        ({"offer": Offer(node="desk", slots=1, closed="paused by ann")}, "paused"),
     ],
     ids=lambda one: one if isinstance(one, str) else "-".join(one) or "nothing",
 )
@@ -44,6 +47,10 @@ def test_why_and_until_when_are_told_of_what_is_closed_and_heard_of():
     assert (view(**closed).why, view(**closed).until_s) == ("a game", NOW_S + 60)
     silent = view(**closed, last_seen_s=NOW_S - 500)
     assert (silent.state, silent.why, silent.until_s) == ("silent", "", None)
+
+
+def test_a_machine_that_closed_itself_says_why():
+    assert view(offer=Offer(node="desk", slots=1, closed="paused by ann")).why == "paused by ann"
 
 
 def test_slots_are_those_that_matching_counts():

@@ -47,6 +47,15 @@ def test_the_first_step_makes_the_same_on_postgresql(postgres_template: str, pos
     assert _postgres_schema(postgres.url(postgres_template)) == _postgres_schema(plain)
 
 
+def test_a_new_database_is_its_owners_alone_with_all_that_lies_beside_it(tmp_path: Path) -> None:
+    with closing(opened(tmp_path / "queue.db")) as database, closing(database.connect_writer()):
+        modes = {
+            path.name: path.stat().st_mode & 0o777 for path in tmp_path.glob("queue.db*") if path.suffix != ".serving"
+        }
+    assert modes
+    assert set(modes.values()) == {0o600}
+
+
 def test_the_newest_step_is_the_one_that_the_program_knows() -> None:
     steps = sorted(name.partition("_")[0] for name in os.listdir(os.path.join(migrating._FOLDER, "versions")))
     numbers = [name for name in steps if name.isdigit()]

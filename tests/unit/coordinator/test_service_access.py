@@ -2,73 +2,226 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.coordinator.service.access import Rules, is_loopback, judge, rules_for
+from stoker.coordinator.authority.standing import HeldToken, IssuedCertificate, Standing
+from stoker.coordinator.authority.tokens import token_digest
+from stoker.coordinator.service.access import UNKNOWN, Access, Peer, Rules, is_loopback, rules_for
 from stoker.coordinator.service.speech import Refusal, known
+from stoker.coordinator.service.who import recorded
+from stoker.host.tls.peer import Certificate
+from stoker.model.clock import FakeClock
 from stoker.model.errors import StokerError
 from stoker.model.fleet_errors import NotAllowed
+from stoker.model.frozen import changed
+from stoker.model.principals import Principal, Role
 
 TOKEN = "a-token-for-tests-only"
 HERE = rules_for(token=TOKEN, host="127.0.0.1", port=7717)
 EVERYWHERE = rules_for(token=TOKEN, host="0.0.0.0", port=7717)
 JOB = "0" * 64
+SERIAL = "5" * 40
+NOW_S = FakeClock().wall_s()
+LAB1 = Peer(
+    address="192.0.2.7",
+    certificate=Certificate(machine="lab1", serial=SERIAL, not_before_s=0.0, not_after_s=NOW_S + 100),
+)
+WORKERS_ROUTES = [
+    ("POST", "/v1/hello"),
+    ("POST", "/v1/claims"),
+    ("POST", "/v1/renewals"),
+    ("POST", f"/v1/attempts/{JOB}/finish"),
+    ("PUT", f"/v1/attempts/{JOB}/files/logs/a.log"),
+    ("POST", "/v1/sources"),
+    ("POST", "/v1/certificates/renew"),
+    ("POST", "/v1/job/claim"),
+    ("POST", f"/v1/job/{JOB}/heartbeat"),
+    ("PUT", f"/v1/model/{JOB}"),
+]
+WORKERS_TOO = [
+    ("POST", "/v1/uploads"),
+    ("PATCH", "/v1/uploads/u1"),
+    ("POST", "/v1/uploads/u1/finish"),
+    ("POST", "/v1/contents/fetch"),
+    ("GET", f"/v1/objects/{JOB}"),
+    ("HEAD", f"/v1/objects/{JOB}"),
+    ("GET", f"/v1/trees/{JOB}"),
+    ("GET", "/v1/status"),
+]
+BY_ROLE = [
+    ("GET", "/v1/jobs", Role.READ),
+    ("GET", "/v1/events", Role.READ),
+    ("GET", "/v1/openapi.json", Role.READ),
+    ("GET", "/v1/certificates", Role.READ),
+    ("POST", "/v1/jobs", Role.SUBMIT),
+    ("POST", "/v1/contents", Role.SUBMIT),
+    ("POST", "/v1/contents/missing", Role.SUBMIT),
+    ("PUT", f"/v1/trees/{JOB}", Role.SUBMIT),
+    ("POST", "/v1/jobs/a/cancel", Role.OPERATE),
+    ("POST", "/v1/jobs/cancel", Role.OPERATE),
+    ("POST", "/v1/machines/desk/forget", Role.OPERATE),
+    ("POST", "/v1/reload", Role.OPERATE),
+    ("POST", "/v1/prune", Role.OPERATE),
+    ("POST", f"/v1/job/{JOB}/requeue", Role.OPERATE),
+    ("POST", "/v1/invites", Role.OPERATE),
+    ("GET", "/v1/invites", Role.OPERATE),
+    ("DELETE", "/v1/invites/AB", Role.OPERATE),
+    ("POST", f"/v1/certificates/{SERIAL}/revoke", Role.OPERATE),
+    ("POST", "/v1/tokens", Role.ADMIN),
+    ("GET", "/v1/tokens", Role.ADMIN),
+    ("POST", "/v1/tokens/a/rotate", Role.ADMIN),
+    ("GET", "/v1/hooks", Role.ADMIN),
+    ("POST", "/v1/hooks", Role.SUBMIT),
+    ("POST", "/anything", Role.ADMIN),
+    ("DELETE", "/v1/jobs", Role.ADMIN),
+    ("POST", "/v1/job/claim/cancel", Role.OPERATE),
+    ("POST", "/v1/hello/more", Role.ADMIN),
+]
+ROLES = (Role.READ, Role.SUBMIT, Role.OPERATE, Role.ADMIN)
+
+
+class Desk:
+    """An access, and what it judges by."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.clock = FakeClock()
+        self.standing = Standing()
+        self.used: list[str] = []
+        self.access = Access(rules, standing=lambda: self.standing, clock=self.clock, on_use=self.used.append)
+        self.standing.certificates[SERIAL] = IssuedCertificate(serial=SERIAL, name="lab1", expires_s=NOW_S + 100)
+        for role in ROLES:
+            held = HeldToken(id=role.value, name=f"ada-{role}", role=role.value, sha256=token_digest(role.encode() * 9))
+            self.standing.tokens[held.sha256] = held
+
+    def ask(self, method: str, path: str, peer: Peer = UNKNOWN, **headers: str) -> Principal:
+        named = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
+        return self.access.judge(method, path, {b"host": b"127.0.0.1:7717", **named}, peer)
+
+    def status(self, method: str, path: str, peer: Peer = UNKNOWN, **headers: str) -> int:
+        """Give the status that a request is refused with; 0 lets it pass."""
+        try:
+            self.ask(method, path, peer, **headers)
+        except (Refusal, StokerError) as error:
+            return known(error).status
+        return 0
 
 
 def status(rules: Rules, method: str, path: str, **headers: str) -> int:
-    """Give the status that a request is refused with; 0 lets it pass."""
-    named = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
-    try:
-        judge(rules, method, path, {b"host": b"127.0.0.1:7717", **named})
-    except (Refusal, StokerError) as error:
-        return known(error).status
-    return 0
+    return Desk(rules).status(method, path, UNKNOWN, **headers)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/v1/hello",
-        "/v1/claims",
-        "/v1/renewals",
-        f"/v1/attempts/{JOB}/finish",
-        f"/v1/attempts/{JOB}/files/logs/a.log",
-        "/v1/uploads",
-        "/v1/uploads/u1/finish",
-        "/v1/job/claim",
-        f"/v1/job/{JOB}/heartbeat",
-        f"/v1/model/{JOB}",
-    ],
-)
-def test_workers_are_let_in_on_loopback_and_need_the_token_elsewhere(path: str):
-    assert status(HERE, "POST", path) == 0
-    assert status(EVERYWHERE, "POST", path) == 401
-    assert status(EVERYWHERE, "POST", path, x_operator_token=TOKEN) == 0
+@pytest.mark.parametrize(("method", "path"), WORKERS_ROUTES + WORKERS_TOO)
+def test_workers_are_let_in_on_loopback_and_need_a_certificate_elsewhere(method: str, path: str):
+    here, elsewhere = Desk(HERE), Desk(EVERYWHERE)
+    assert here.ask(method, path).role in (Role.WORKER, Role.READ)
+    assert here.ask(method, path).name == ""
+    assert elsewhere.status(method, path) == 401
+    assert elsewhere.ask(method, path, LAB1) == Principal(name="lab1", role=Role.WORKER)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/v1/jobs",
-        "/v1/jobs/a/cancel",
-        "/v1/machines/desk/drain",
-        "/v1/reload",
-        "/v1/manifest/reload",
-        f"/v1/job/{JOB}/cancel",
-        f"/v1/job/{JOB}/requeue",
-        "/v1/job/claim/cancel",
-        "/v1/hello/more",
-        "/anything",
-    ],
-)
-def test_what_an_operator_changes_needs_the_token_everywhere(path: str):
-    for rules in (HERE, EVERYWHERE):
-        assert status(rules, "POST", path) == 401
-        assert status(rules, "POST", path, x_operator_token="another") == 403
-        assert status(rules, "POST", path, x_operator_token="") == 403
-        assert status(rules, "POST", path, x_operator_token=TOKEN) == 0
+@pytest.mark.parametrize(("method", "path"), WORKERS_ROUTES)
+def test_no_token_of_a_persons_makes_a_machine(method: str, path: str):
+    assert status(EVERYWHERE, method, path, x_operator_token=TOKEN) == 401
+    assert status(EVERYWHERE, method, path, authorization="Bearer " + "admin" * 9) == 401
+
+
+@pytest.mark.parametrize(("method", "path", "role"), BY_ROLE)
+@pytest.mark.parametrize("has", ROLES)
+def test_every_route_asks_for_its_role(method: str, path: str, role: Role, has: Role):
+    may = Principal(name="", role=has).may(role)
+    assert status(EVERYWHERE, method, path, authorization=f"Bearer {has.value * 9}") == (0 if may else 403)
+    assert status(EVERYWHERE, method, path, x_operator_token=has.value * 9) == (0 if may else 403)
+
+
+@pytest.mark.parametrize(("method", "path", "role"), BY_ROLE)
+def test_a_machine_may_ask_nothing_of_peoples(method: str, path: str, role: Role):
+    assert Desk(EVERYWHERE).status(method, path, LAB1) == 403
+
+
+@pytest.mark.parametrize(("method", "path", "role"), BY_ROLE)
+def test_the_operators_own_token_opens_everything_that_people_may(method: str, path: str, role: Role):
+    assert Desk(EVERYWHERE).ask(method, path, x_operator_token=TOKEN) == Principal(name="operator", role=Role.ADMIN)
+    assert status(EVERYWHERE, method, path) == 401
+    is_open_here = role is Role.READ
+    assert status(HERE, method, path) == (0 if is_open_here else 401)
+    assert status(HERE, method, path, x_operator_token="another") == (0 if is_open_here else 403)
+    assert status(HERE, method, path, x_operator_token=TOKEN) == 0
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/health"), ("POST", "/v1/join/begin")])
+def test_health_and_joining_are_open_to_everybody(method: str, path: str):
+    assert status(EVERYWHERE, method, path) == 0
 
 
 def test_a_coordinator_without_a_token_lets_no_operator_in():
     assert status(Rules(token=b"", is_open=True, hosts=frozenset()), "POST", "/v1/reload", x_operator_token="") == 403
+
+
+def test_a_certificate_that_was_taken_back_is_refused_at_once():
+    desk = Desk(EVERYWHERE)
+    assert desk.status("POST", "/v1/claims", LAB1) == 0
+    desk.standing.certificates[SERIAL] = changed(desk.standing.certificates[SERIAL], revoked_s=NOW_S, why="forgotten")
+    with pytest.raises(NotAllowed, match="forgotten"):
+        desk.ask("POST", "/v1/claims", LAB1)
+    with pytest.raises(NotAllowed, match="forgotten"):
+        desk.access.judge_worker({}, LAB1)
+
+
+def test_a_certificate_ends_with_its_time_even_on_a_connection_that_stands():
+    desk = Desk(EVERYWHERE)
+    desk.clock.advance(101.0)
+    with pytest.raises(NotAllowed, match="expired"):
+        desk.access.judge_worker({}, LAB1)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        Certificate(machine="lab1", serial="6" * 40, not_before_s=0.0, not_after_s=NOW_S + 100),
+        Certificate(machine="lab2", serial=SERIAL, not_before_s=0.0, not_after_s=NOW_S + 100),
+        Certificate(machine="", serial=SERIAL, not_before_s=0.0, not_after_s=NOW_S + 100),
+    ],
+    ids=["another number", "another name", "no machine's"],
+)
+def test_what_we_have_not_issued_is_refused_whoever_signed_it(shown: Certificate):
+    with pytest.raises(NotAllowed, match="has not issued"):
+        Desk(EVERYWHERE).access.judge_worker({}, Peer(address="192.0.2.7", certificate=shown))
+
+
+def test_a_token_that_is_over_opens_nothing():
+    desk = Desk(EVERYWHERE)
+    digest = token_digest(b"read" * 9)
+    desk.standing.tokens[digest] = changed(desk.standing.tokens[digest], expires_s=NOW_S + 10)
+    assert desk.status("GET", "/v1/jobs", authorization="bearer " + "read" * 9) == 0
+    desk.clock.advance(11.0)
+    assert desk.status("GET", "/v1/jobs", authorization="bearer " + "read" * 9) == 403
+    digest = token_digest(b"submit" * 9)
+    desk.standing.tokens[digest] = changed(desk.standing.tokens[digest], revoked_s=NOW_S)
+    assert desk.status("GET", "/v1/jobs", authorization="bearer " + "submit" * 9) == 403
+
+
+def test_whoever_tries_tokens_is_slowed_down_and_nobody_else_is():
+    desk = Desk(EVERYWHERE)
+    guesser, other = Peer(address="192.0.2.66"), Peer(address="192.0.2.7")
+    tried = [desk.status("GET", "/v1/jobs", guesser, authorization=f"Bearer guess-{at}") for at in range(30)]
+    assert tried == [403] * 20 + [429] * 10
+    # The right one does not help: otherwise trying would go on as before.
+    assert desk.status("GET", "/v1/jobs", guesser, x_operator_token=TOKEN) == 429
+    assert desk.status("GET", "/v1/jobs", other, x_operator_token=TOKEN) == 0
+    desk.clock.advance(10.0)
+    assert desk.status("GET", "/v1/jobs", guesser, x_operator_token=TOKEN) == 0
+
+
+def test_nobody_on_loopback_locks_the_operator_out():
+    desk = Desk(HERE)
+    tried = {desk.status("POST", "/v1/reload", x_operator_token=f"guess-{at}") for at in range(30)}
+    assert tried == {403}
+    assert desk.status("POST", "/v1/reload", x_operator_token=TOKEN) == 0
+
+
+def test_the_use_of_a_token_is_noted():
+    desk = Desk(EVERYWHERE)
+    desk.ask("GET", "/v1/jobs", authorization="Bearer " + "read" * 9)
+    desk.ask("GET", "/v1/jobs", x_operator_token=TOKEN)
+    assert desk.used == ["read"]
 
 
 def test_reads_are_open_on_loopback_only():
@@ -109,11 +262,26 @@ def test_a_protocol_too_far_from_ours_is_refused(version: str, expected: int):
 
 def test_a_refusal_says_what_to_do():
     with pytest.raises(Refusal) as caught:
-        judge(HERE, "POST", "/v1/jobs", {b"host": b"127.0.0.1:7717"})
+        Desk(HERE).ask("POST", "/v1/jobs")
     told = known(caught.value)
     assert isinstance(told.error, NotAllowed)
     assert "STOKER_OPERATOR_TOKEN" in told.error.hint
     assert TOKEN not in str(told.error.to_dict())
+
+
+@pytest.mark.parametrize(
+    ("name", "claimed", "expected"),
+    [
+        ("", "me@desk", "me@desk"),
+        ("", "", ""),
+        ("ada", "", "ada"),
+        ("ada", "ada", "ada"),
+        ("ada", "bob (root@desk)", "ada (bob (root@desk))"),
+    ],
+)
+def test_who_is_recorded_begins_with_the_name_that_was_verified(name: str, claimed: str, expected: str):
+    assert recorded(Principal(name=name, role=Role.ADMIN), claimed) == expected
+    assert len(recorded(Principal(name="ada", role=Role.ADMIN), "x" * 300)) == 200
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost"])

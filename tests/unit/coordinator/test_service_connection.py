@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from stoker.coordinator.service.access import LOCAL_WORKER, Peer
 from stoker.coordinator.service.connection import Patience
 from stoker.coordinator.service.exchange import Reply, Route
 from stoker.coordinator.service.intake import SPEECH_BYTES
@@ -18,6 +19,7 @@ from stoker.coordinator.service.running import Running, Stage
 from stoker.coordinator.service.speech import Receive, Scope, Send, say
 from stoker.host.listening import listen_at
 from stoker.model.fleet_errors import NotAllowed
+from stoker.model.principals import Principal
 
 HURRIED = Patience(
     head_s=0.3, silence_s=0.3, body_s=5.0, idle_s=0.6, head_bytes=4096, dropped_bytes=1 << 20, look_s=0.05
@@ -37,9 +39,10 @@ class Toy:
     def find(self, path: str) -> Route | None:
         return {"/quick": self._echo, "/hold": self._hold, "/broken": self._break}.get(path)
 
-    def judge(self, _path: str, headers: dict[bytes, bytes]) -> None:
+    def judge_worker(self, headers: dict[bytes, bytes], _peer: Peer) -> Principal:
         if headers.get(b"x-who") == b"stranger":
             raise NotAllowed("not you")
+        return LOCAL_WORKER
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         size, more = 0, True
@@ -65,14 +68,14 @@ class Toy:
 
     async def reload(self) -> None: ...
 
-    def _echo(self, body: bytes, reply: Reply) -> None:
+    def _echo(self, body: bytes, reply: Reply, _who: Principal) -> None:
         reply.say(json.dumps({"quick": len(body)}).encode())
         reply.say(b"a second answer counts for nothing")
 
-    def _break(self, _body: bytes, _reply: Reply) -> None:
+    def _break(self, _body: bytes, _reply: Reply, _who: Principal) -> None:
         raise ZeroDivisionError("secret detail")
 
-    def _hold(self, _body: bytes, reply: Reply) -> None:
+    def _hold(self, _body: bytes, reply: Reply, _who: Principal) -> None:
         async def hold() -> None:
             await reply.gone()
             self.left.set()

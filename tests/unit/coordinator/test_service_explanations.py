@@ -10,7 +10,7 @@ import pytest
 from stoker.coordinator.queue.commands import CloseMachine, Closing, Write
 from stoker.coordinator.service.explanations import Explanations
 from stoker.model.leases import FleetTimes
-from stoker.wire.leasing import Decline
+from stoker.wire.leasing import Decline, Renewal
 from stoker.wire.orders import JobOrder, Submission
 from tests.contract.queue_driving import GIB, Driven, order
 
@@ -25,7 +25,7 @@ def fleet(tmp_path: Path) -> Iterator[Driven]:
 
 @pytest.fixture
 def explanations(fleet: Driven) -> Explanations:
-    return Explanations(fleet.queue, fleet.clock, FleetTimes())
+    return Explanations(fleet.queue, fleet.clock, FleetTimes(), fleet.queue.budgets)
 
 
 def ran(fleet: Driven, *names: str) -> None:
@@ -131,6 +131,22 @@ def test_a_dry_run_says_what_would_become_of_each_job(fleet: Driven, explanation
         "waits, 1st in line: starts when m1 next asks for work",
         "waits for known (pending)",
         "never on this fleet: needs a cuda device, no machine has one",
-        "waits, 5th in line",
+        "waits, 4th in line",
     ]
     assert fleet.reader.counts()["pending"] == 1
+
+
+def test_jobs_that_can_never_run_hold_nobody_up(fleet: Driven, explanations: Explanations):
+    fleet.submit(*(order(f"huge{number}", requirements={"wish": "require"}) for number in range(3)), order("small"))
+    assert explanations.explain("small").place_in_line == 1
+    assert forecast(fleet, explanations, order("next")) == ["waits, 2nd in line"]
+
+
+def test_a_worker_that_left_is_told_of_and_ranks_nowhere(fleet: Driven, explanations: Explanations):
+    fleet.submit(order("one"), order("big", requirements={"wish": "require"}))
+    fleet.ask(Renewal(worker="m1", incarnation="incarnation-m1", is_leaving=True))
+    assert [one.state for one in explanations.machines()] == ["left"]
+    found = explanations.explain("one")
+    assert (found.machines, found.never) == ((), "")
+    assert "starts perhaps if m1 comes back (away, its worker left" in found.changes[0]
+    assert explanations.explain("big").never == "needs a cuda device, no machine has one"

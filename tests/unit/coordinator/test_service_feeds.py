@@ -146,19 +146,35 @@ def test_listeners_are_counted_and_bounded():
 def test_a_follower_is_woken_from_another_thread_and_only_for_its_file():
     async def scene():
         followers = Followers(asyncio.get_running_loop())
-        grown = followers.look_up(("j", 1, "a.log"))
-        other = followers.look_up(("j", 1, "b.log"))
-        waiting = asyncio.ensure_future(followers.wait(grown, 15.0))
-        await asyncio.sleep(0)
-        assert len(followers) == 1
-        threading.Thread(target=followers.grew, args=("j", 1, "a.log")).start()
-        await waiting
-        assert grown.is_set()
-        assert not other.is_set()
-        followers.ended("j")
-        assert other.is_set()
-        await followers.wait(followers.look_up(("j", 2, "a.log")), 0.01)
+        with followers.following(("j", 1, "a.log")) as grown, followers.following(("j", 1, "b.log")) as other:
+            waiting = asyncio.ensure_future(followers.wait(grown, 15.0))
+            await asyncio.sleep(0)
+            assert len(followers) == 1
+            threading.Thread(target=followers.grew, args=("j", 1, "a.log")).start()
+            await waiting
+            assert grown.is_set()
+            assert not other.is_set()
+            followers.ended("j")
+            assert other.is_set()
+        with followers.following(("j", 2, "a.log")) as grown:
+            await followers.wait(grown, 0.01)
         assert len(followers) == 0
+
+    run(scene())
+
+
+def test_nothing_is_remembered_of_a_file_that_nobody_follows_any_more():
+    async def scene():
+        followers = Followers(asyncio.get_running_loop())
+        with followers.following(("j", 1, "a.log")) as first, followers.following(("j", 1, "a.log")) as second:
+            followers.ended("j")
+            assert first.is_set()
+            assert second.is_set()
+            with followers.following(("j", 1, "a.log")) as third:
+                assert not third.is_set()
+        with followers.following(("j", 1, "never.log")):
+            pass
+        assert followers._waiting == {}
 
     run(scene())
 
@@ -166,14 +182,15 @@ def test_a_follower_is_woken_from_another_thread_and_only_for_its_file():
 def test_followers_are_bounded_and_let_go_at_the_end():
     async def scene():
         followers = Followers(asyncio.get_running_loop())
-        grown = followers.look_up(("j", 1, "a.log"))
-        waiting = [asyncio.ensure_future(followers.wait(grown, 15.0)) for _ in range(MOST_FOLLOWERS)]
-        await asyncio.sleep(0)
-        with pytest.raises(RateLimited):
-            await followers.wait(grown, 1.0)
-        followers.close()
-        await asyncio.gather(*waiting)
-        await followers.wait(followers.look_up(("j", 1, "c.log")), 15.0)
+        with followers.following(("j", 1, "a.log")) as grown:
+            waiting = [asyncio.ensure_future(followers.wait(grown, 15.0)) for _ in range(MOST_FOLLOWERS)]
+            await asyncio.sleep(0)
+            with pytest.raises(RateLimited):
+                await followers.wait(grown, 1.0)
+            followers.close()
+            await asyncio.gather(*waiting)
+        with followers.following(("j", 1, "c.log")) as grown:
+            await followers.wait(grown, 15.0)
 
     run(scene())
 

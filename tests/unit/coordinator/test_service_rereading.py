@@ -10,6 +10,7 @@ from stoker.coordinator.service.rereading import Files, cluster_changes, lines_o
 from stoker.model.errors import ClusterFaults, Fault, ManifestFaults
 from stoker.model.fleet_errors import DatabaseTrouble
 from stoker.model.nodes import Cluster, Node
+from stoker.wire.asking import NOTHING_GIVEN
 from stoker.wire.orders import OrderOutcome, Outcome, Submission, Submitted
 
 DESK = Node(name="desk", host="desk.local")
@@ -103,7 +104,7 @@ def test_what_a_manifest_changed_is_told_job_by_job():
 
 def test_without_files_there_is_nothing_to_read_again():
     done = Files(Told()).read_again()
-    assert lines_of(done) == ["nothing has changed"]
+    assert lines_of(done) == [NOTHING_GIVEN]
 
 
 def test_a_cluster_is_not_declared_if_the_queue_refuses_the_manifest():

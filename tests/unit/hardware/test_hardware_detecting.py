@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from stoker.hardware.detecting import detect, git_head, host_name
+from stoker.hardware.detecting import detect, git_head
+from stoker.hardware.host_name import host_name
 from stoker.hardware.probes.asking import LIMIT_S, ProcessAsker, Reply, Said, Silent
 from stoker.hardware.probes.devices import find_devices
 from stoker.hardware.probes.found import Found

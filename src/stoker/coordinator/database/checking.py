@@ -43,14 +43,20 @@ def check_rows(
     budgets: Budgets | None = None,
     has_object: HasObject | None = None,
     progress: Progress = no_progress,
+    behind: int = 0,
+    is_quick: bool = False,
 ) -> Iterator[Violation]:
-    """Give every fault of what a connection sees."""
+    """Give every fault of what a connection sees; of jobs behind a number, where one is given.
+
+    If `is_quick`, what reads the whole file or the whole journal is left out.
+    """
     try:
-        yield from _of_the_file(connection)
+        if not is_quick:
+            yield from _of_the_file(connection)
+            yield from _without_job(connection)
         yield from _of_meta(connection)
         yield from _of_counters(connection)
-        yield from _without_job(connection)
-        for history in histories(connection, progress=progress):
+        for history in histories(connection, progress=progress, behind=behind):
             yield from check_job(history, budgets=budgets, has_object=has_object)
     except OperationalError:
         # It can't be reached, is busy, or the disk fails: that says nothing about what is written there.
@@ -59,10 +65,10 @@ def check_rows(
         yield Violation(rule="integrity", job="", message=f"it can't be read any further: {error.orig}")
 
 
-def histories(connection: Connection, *, progress: Progress = no_progress) -> Iterator[JobHistory]:
-    """Give the whole history of every job, in their order."""
+def histories(connection: Connection, *, progress: Progress = no_progress, behind: int = 0) -> Iterator[JobHistory]:
+    """Give the whole history of every job behind a number, in their order."""
     total = int(connection.scalar(select(func.count()).select_from(JOBS)) or 0)
-    done, last = 0, 0
+    done, last = 0, behind
     while True:
         jobs = _rows(connection.execute(select(JOBS).where(JOBS.c.seq > last).order_by(JOBS.c.seq).limit(_TOGETHER)))
         if not jobs:

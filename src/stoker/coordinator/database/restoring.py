@@ -10,7 +10,7 @@ from stoker.coordinator.database.filling import fill, generation_of, refuse_if_u
 from stoker.coordinator.database.opening import Database
 from stoker.coordinator.database.portable import Backup, Head, Progress, no_progress
 from stoker.coordinator.database.prepared import Prepared
-from stoker.coordinator.database.tables import CLAIMS, EVENTS, LEASES, MACHINES, META
+from stoker.coordinator.database.tables import CLAIMS, EVENTS, INVITES, LEASES, MACHINES, META
 from stoker.coordinator.database.writer_connection import WriterConnection
 from stoker.model.clock import Clock
 from stoker.model.fleet_events import FleetKinds
@@ -76,6 +76,8 @@ def _renew(database: Database, connection: WriterConnection, head: Head, generat
     if not connection.run(put, [{"value": str(generation)}]):
         connection.run(Prepared(insert(META), dialect), [{"key": "generation", "value": str(generation)}])
     connection.run(Prepared(CLAIMS.delete(), dialect), [{}])
+    # Whoever has used a code since, or was to use it no more, must not use it again.
+    connection.run(Prepared(update(INVITES), dialect, ("key",)), [{"key": ""}])
     # Workers may have been started anew since: one that the backup does not know is not an old one.
     connection.run(Prepared(update(MACHINES), dialect, ("incarnation",)), [{"incarnation": ""}])
     live = connection.read(Prepared(select(func.count()).select_from(LEASES), dialect))[0][0]

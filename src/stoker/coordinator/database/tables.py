@@ -201,9 +201,11 @@ MACHINES = Table(
     Column("why", Text, nullable=False, server_default=""),
     Column("until_s", Double),
     Column("closed_devices", Text, nullable=False, server_default=""),
+    Column("left_s", Double),
+    Column("report", Text, nullable=False, server_default=""),
 )
-"""`outdated`: JSON, incarnations before this one; `closed`: empty, drained, cordoned or paused; `closed_devices`: JSON,
-uuid → why.
+"""`left_s`: when its worker said goodbye; `outdated`: JSON, incarnations before this one; `closed`: empty, drained,
+cordoned or paused; `closed_devices`: JSON, uuid → why; `report`: JSON, what its worker last found out about it.
 """
 
 POLICIES = Table(
@@ -259,3 +261,100 @@ COUNTERS = Table(
     Column("value", BigInteger, nullable=False),
 )
 """Kept by the writer in the same transaction: `state:pending` … and `class:7` (its ready jobs)."""
+
+INVITES = Table(
+    "invites",
+    METADATA,
+    Column("id", String(8), primary_key=True),
+    Column("role", String(12), nullable=False),
+    Column("name", String(200), nullable=False, server_default=""),
+    Column("key", String(64), nullable=False),
+    Column("made_s", Double, nullable=False),
+    Column("expires_s", Double, nullable=False),
+    Column("used_s", Double),
+    Column("request", String(64), nullable=False, server_default=""),
+    Column("answer", Text, nullable=False, server_default=""),
+    Column("failures", Integer, nullable=False, server_default="0"),
+    Column("by", String(200), nullable=False, server_default=""),
+)
+"""`key`: what the code stretches to, gone once it is used; `request`: digest of the words it was used with, so that
+their repeat gets the same `answer`.
+"""
+
+TOKENS = Table(
+    "tokens",
+    METADATA,
+    Column("id", String(16), primary_key=True),
+    Column("name", String(200), nullable=False),
+    Column("role", String(12), nullable=False),
+    Column("sha256", String(64), nullable=False, unique=True),
+    Column("issued_s", Double, nullable=False),
+    Column("expires_s", Double),
+    Column("revoked_s", Double),
+    Column("last_used_s", Double),
+    Column("by", String(200), nullable=False, server_default=""),
+)
+
+CERTIFICATES = Table(
+    "certificates",
+    METADATA,
+    Column("serial", String(40), primary_key=True),
+    Column("name", String(200), nullable=False),
+    Column("issued_s", Double, nullable=False),
+    Column("expires_s", Double, nullable=False),
+    Column("revoked_s", Double),
+    Column("why", Text, nullable=False, server_default=""),
+    Index("certificates_by_name", "name"),
+)
+"""Of machines. What is not here was not issued by us, whoever signed it."""
+
+CONTENTS = Table(
+    "contents",
+    METADATA,
+    Column("tree", String(64), primary_key=True),
+    Column("listing", String(64), nullable=False),
+    Column("files", BigInteger, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("at_s", Double, nullable=False),
+    Column("wanted_s", Double, nullable=False),
+    Column("is_pinned", Boolean, nullable=False, server_default=text("false")),
+)
+"""Trees of code and data that lie with the coordinator, whole. `listing`: the object that lists a tree's files;
+`wanted_s`: when somebody last was about to hand in jobs that need it.
+"""
+
+HOOKS = Table(
+    "hooks",
+    METADATA,
+    Column("id", COUNTED, primary_key=True, autoincrement=True),
+    Column("url", Text, nullable=False),
+    Column("secret", Text, nullable=False),
+    Column("kinds", Text, nullable=False, server_default=""),
+    Column("jobs", Text, nullable=False, server_default=""),
+    Column("cursor", BigInteger, nullable=False),
+    Column("is_inner", Boolean, nullable=False, server_default=text("false")),
+    Column("failures", Integer, nullable=False, server_default="0"),
+    Column("failing_since_s", Double),
+    Column("not_before_s", Double, nullable=False, server_default="0"),
+    Column("last_error", Text, nullable=False, server_default=""),
+    Column("made_s", Double, nullable=False),
+    Column("closed_s", Double),
+    Column("by", String(200), nullable=False, server_default=""),
+)
+"""Who is told of events elsewhere. `kinds`, `jobs` (their numbers): JSON, empty for all; `cursor`: the last event that
+was delivered; `is_inner`: an admin made it, so that it may be an address of this machine or of a private network.
+"""
+
+SYMPTOMS = Table(
+    "symptoms",
+    METADATA,
+    Column("machine", String(200), primary_key=True),
+    Column("device", String(200), primary_key=True),
+    Column("symptom", String(40), primary_key=True),
+    Column("since_s", Double, nullable=False),
+    Column("told_s", Double, nullable=False),
+    Column("over_s", Double),
+    Column("message", Text, nullable=False, server_default=""),
+    Column("hint", Text, nullable=False, server_default=""),
+)
+"""What is wrong with machines and devices (`device` is empty for a whole machine), told once an hour at most."""

@@ -123,9 +123,8 @@ def _send(cursor: Any, statement: Prepared, rows: Rows) -> Any:
     values = statement.values
     if len(rows) == 1:
         cursor.execute(statement.text, values(rows[0]))
-    elif statement.columns_text:
-        columns = zip(*[values(row) for row in rows], strict=True)
-        cursor.execute(statement.columns_text, [list(column) for column in columns])
+    elif statement.many_text:
+        cursor.execute(statement.many_text, (statement.many(rows),))
     else:
         cursor.executemany(statement.text, [values(row) for row in rows])
     return cursor

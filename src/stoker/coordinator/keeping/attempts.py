@@ -98,20 +98,6 @@ class AttemptFiles:
         self._tell(job, attempt, path)
         return size_bytes
 
-    def replace(self, job: str, attempt: int, path: str, data: bytes) -> int:
-        """Give a file new content, whole and durable, and give its size. The same content changes nothing."""
-        self._check_piece(path, 0, data)
-        with self._opened(job, attempt) as books:
-            self._check_room(books, path, len(data))
-            folder, name = os.path.split(path)
-            with books.reach(folder) as below:
-                if below.read_file(name, len(data)) != data:
-                    below.write_file(name, data, 0o600, on_step=self._on_step)
-                    below.sync()
-                    books.note(path, len(data))
-        self._tell(job, attempt, path)
-        return len(data)
-
     def size(self, job: str, attempt: int, path: str) -> int | None:
         """Say how much of a file is here; nothing if there is no such file."""
         full = os.path.join(self.folder_of(job, attempt), check_path(path))

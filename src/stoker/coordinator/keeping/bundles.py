@@ -33,9 +33,6 @@ class Begun:
     offset: int
     is_known: bool = False
 
-    def to_dict(self) -> dict[str, object]:
-        return {"id": self.id, "offset": self.offset, "is_known": self.is_known}
-
 
 class Bundles:
     """Archives in an object store. Safe to use from several threads."""
@@ -93,7 +90,7 @@ class Bundles:
         `Refused` with the right `offset` if some are missing.
         """
         digest = self._objects.upload(upload_id).digest
-        self._refuse_going(digest)
+        self.refuse_going(digest)
         return self._objects.finish(upload_id)
 
     def put(self, sha256: str, stream: BinaryIO, *, size_bytes: int | None = None) -> PutOutcome:
@@ -119,6 +116,12 @@ class Bundles:
             with self._turn:
                 self._going -= archives
 
+    def refuse_going(self, sha256: str) -> None:
+        """Refuse for a moment what a prune is taking away."""
+        with self._turn:
+            if sha256 in self._going:
+                raise Unavailable(f"object {sha256[:12]} is being removed", hint="send it again in a moment")
+
     def _is_known(self, digest: Digest) -> bool:
         """Whether it is here; it is young again then, so that no prune takes it before a job points at it."""
         if self._objects.size(digest) is None:
@@ -135,13 +138,8 @@ class Bundles:
         most = self._limits.archive_bytes
         if size_bytes > most:
             raise TooLarge(f"{format_size(size_bytes)}: {format_size(most)} are the most", most_bytes=most)
-        self._refuse_going(sha256)
+        self.refuse_going(sha256)
         return Digest(sha256)
-
-    def _refuse_going(self, sha256: str) -> None:
-        with self._turn:
-            if sha256 in self._going:
-                raise Unavailable(f"object {sha256[:12]} is being removed", hint="send it again in a moment")
 
 
 class _Limited(io.RawIOBase):

@@ -18,6 +18,7 @@ from stoker.coordinator.database.snapshots import snapshot
 from stoker.coordinator.database.tables import BUNDLES, JOBS
 from stoker.coordinator.keeping.models import Ingest, ModelView
 from stoker.model.errors import StokerError
+from stoker.model.names import point_name
 
 CALM_S = 1.0
 """Without a change of the queue for so long it looks…"""
@@ -80,7 +81,7 @@ class Ingesting:
         return {
             row.id: Ingest(
                 job=row.job,
-                name=f"{row.name}/{row.number}" if row.number else row.name,
+                name=point_name(row.name, row.number),
                 attempt=row.attempt,
                 model=row.recipe,
                 mode=row.mode,

@@ -50,10 +50,6 @@ class Keeping:
         """Add a piece to a mirrored file: `AttemptFiles.append`."""
         return self.attempt_files.append(job, attempt, path, offset, data)
 
-    def replace(self, job: str, attempt: int, path: str, data: bytes) -> int:
-        """Give a mirrored file new content: `AttemptFiles.replace`."""
-        return self.attempt_files.replace(job, attempt, path, data)
-
     def read(self, job: str, attempt: int, path: str, offset: int, limit: int) -> bytes:
         """Give bytes of a mirrored file. `NotFound`."""
         return self.attempt_files.read(job, attempt, path, offset, limit)
@@ -61,10 +57,6 @@ class Keeping:
     def files(self, job: str, attempt: int) -> tuple[KeptFile, ...]:
         """Give what is mirrored of an attempt."""
         return self.attempt_files.files(job, attempt)
-
-    def attempts(self, job: str) -> tuple[int, ...]:
-        """Say of which attempts of a job something is here."""
-        return self.attempt_files.attempts(job)
 
     def on_growth(self, listener: Growth) -> None:
         """Tell somebody of every mirrored file that grew."""

@@ -16,4 +16,9 @@ class KeepingLimits:
     chunk_bytes: int = 8 << 20
     """In one piece of a file."""
     archive_bytes: int = 1 << 40
-    """One result, or one checkpoint."""
+    """One result, one checkpoint, or one file of a tree."""
+    tree_bytes: int = 1 << 40
+    """Code or data of a job, all files of one tree together."""
+    tree_files: int = 500_000
+    free_floor_bytes: int = 2 << 30
+    """Code and data are refused where they would leave less of the disk free: results need it more."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
+from stoker.coordinator.keeping.contents import Contents
 from stoker.coordinator.keeping.keeping import Keeping
 from stoker.coordinator.keeping.retention import (
     AttemptLogs,
@@ -19,14 +20,15 @@ from stoker.coordinator.keeping.retention import (
     decide_logs,
     decide_retention,
 )
+from stoker.coordinator.keeping.tree_retention import TreeDecision, decide_trees
 from stoker.model.digests import Digest
 from stoker.model.errors import BadInput, StokerError
 from stoker.model.frozen import fresh, frozen
 
 ORPHAN_GRACE_S = 86400.0
 """How long an archive that nothing names is spared: its worker may be about to say that the job finished."""
-UPLOAD_GRACE_S = 7 * 86400.0
-"""How long an upload may rest before nobody is thought to go on with it."""
+UPLOAD_GRACE_S = 86400.0
+"""How long an upload may rest before nobody is thought to go on with it; whoever does begins it anew."""
 
 
 class BundleRecords(Protocol):
@@ -35,8 +37,8 @@ class BundleRecords(Protocol):
     def bundles(self) -> Iterator[BundleRow]:
         """Give every result that is not marked as pruned."""
 
-    def mark_pruned(self, ids: tuple[int, ...]) -> frozenset[int]:
-        """Mark results, durably, and say which were: pinned ones are not.
+    def mark_pruned(self, ids: tuple[int, ...], *, by: str = "") -> frozenset[int]:
+        """Mark results, durably, and say which were: pinned ones are not. `by` is who wanted it.
 
         On return, whatever was asked of the queue before is durable too.
         """
@@ -57,16 +59,16 @@ class PruneOutlook:
     orphans: tuple[tuple[str, int], ...]
     """Digest and size of archives that nothing names: of attempts that were lost, of overtaken checkpoints."""
     uploads: tuple[str, ...]
-
-    @property
-    def is_nothing(self) -> bool:
-        return not (self.results.removals or self.logs or self.orphans or self.uploads)
+    trees: TreeDecision = TreeDecision()
+    tree_files: tuple[tuple[str, int], ...] = ()
+    """Digest and size of what goes with those trees: files that no other tree needs."""
 
     @property
     def freed_bytes(self) -> int:
         """What it would free, uploads not counted."""
         logs = sum(one.size_bytes for one in self.logs)
-        return self.results.freed_bytes + logs + sum(size for _, size in self.orphans)
+        objects = sum(size for _, size in (*self.orphans, *self.tree_files))
+        return self.results.freed_bytes + logs + objects
 
 
 @frozen
@@ -79,44 +81,56 @@ class PruneDone:
     logs: int = 0
     log_bytes: int = 0
     uploads: int = 0
+    trees: tuple[str, ...] = ()
+    tree_bytes: int = 0
     stuck: tuple[str, ...] = fresh(factory=tuple)
     """What could not be removed, and why."""
 
     @property
     def freed_bytes(self) -> int:
-        return self.archive_bytes + self.log_bytes
+        return self.archive_bytes + self.log_bytes + self.tree_bytes
 
 
 class Pruning:
     """Looks, and acts if told to. In the coordinator's own process: only there is it known what is on its way in."""
 
-    def __init__(self, keeping: Keeping, records: BundleRecords) -> None:
+    def __init__(self, keeping: Keeping, records: BundleRecords, contents: Contents | None = None) -> None:
+        """Prune what is kept; `contents` are the trees that lie among it, if there are any."""
         self._keeping = keeping
         self._records = records
+        self._contents = contents
 
     def look(self, policy: RetentionPolicy) -> PruneOutlook:
         """Say what would go; nothing is touched. `BadInput` if the policy can't be."""
         if fault := policy.faults():
             raise BadInput(fault)
         keeping, now_s = self._keeping, self._keeping.clock.wall_s()
-        named = self._records.named()
+        trees, doomed = self._look_at_trees(policy.trees_unused_s, now_s)
+        named = self._named(but=frozenset(removal.row.tree for removal in trees.removals))
+        objects = [(one.digest, one.size_bytes, one.touched_s) for one in keeping.objects.list()]
+        tree_files = tuple(
+            (digest, size_bytes) for digest, size_bytes, _ in objects if digest in doomed and digest not in named
+        )
         orphans = tuple(
-            (one.digest, one.size_bytes)
-            for one in keeping.objects.list()
-            if one.digest not in named and now_s - one.touched_s > ORPHAN_GRACE_S
+            (digest, size_bytes)
+            for digest, size_bytes, touched_s in objects
+            if digest not in named and digest not in doomed and now_s - touched_s > ORPHAN_GRACE_S
         )
         return PruneOutlook(
             results=decide_retention(self._records.bundles(), policy, now_s=now_s),
             logs=decide_logs(self._logs(), policy, now_s=now_s) if policy.logs_older_than_s is not None else (),
             orphans=orphans,
             uploads=keeping.objects.stale_uploads(grace_s=UPLOAD_GRACE_S),
+            trees=trees,
+            tree_files=tree_files,
         )
 
-    def carry_out(self, outlook: PruneOutlook) -> PruneDone:
-        """Do it. What was pinned, or named again, meanwhile stays."""
+    def carry_out(self, outlook: PruneOutlook, *, by: str = "") -> PruneDone:
+        """Do it; `by` is who wanted it. What was pinned, or named again, meanwhile stays."""
         keeping = self._keeping
         stuck: list[str] = []
-        marked, archives, archive_bytes = self._remove_archives(outlook, stuck)
+        marked, archives, archive_bytes = self._remove_archives(outlook, by, stuck)
+        trees, tree_bytes = self._remove_trees(outlook, stuck)
         logs = log_bytes = 0
         for one in outlook.logs:
             if self._records.is_live(one.job):
@@ -133,10 +147,46 @@ class Pruning:
             logs=logs,
             log_bytes=log_bytes,
             uploads=len(keeping.objects.sweep_uploads(grace_s=UPLOAD_GRACE_S)),
+            trees=tuple(sorted(trees)),
+            tree_bytes=tree_bytes,
             stuck=tuple(stuck),
         )
 
-    def _remove_archives(self, outlook: PruneOutlook, stuck: list[str]) -> tuple[frozenset[int], int, int]:
+    def _look_at_trees(self, unused_s: float, now_s: float) -> tuple[TreeDecision, frozenset[str]]:
+        """Decide which trees go, and give all files that they need, whoever else needs them."""
+        contents = self._contents
+        if contents is None:
+            return TreeDecision(), frozenset()
+        records = contents.records
+        decision = decide_trees(records.all(), records.wanted_by_jobs(), unused_s=unused_s, now_s=now_s)
+        return decision, frozenset().union(*(contents.files_of(removal.row) for removal in decision.removals))
+
+    def _named(self, *, but: frozenset[str] = frozenset()) -> frozenset[str]:
+        """Give every object that a result, a checkpoint or a tree names now, or one that is just being named."""
+        named = self._records.named()
+        if self._contents is None:
+            return named
+        rows = [row for row in self._contents.records.all() if row.tree not in but]
+        return named.union(self._contents.arriving(), *map(self._contents.files_of, rows))
+
+    def _remove_trees(self, outlook: PruneOutlook, stuck: list[str]) -> tuple[frozenset[str], int]:
+        """Forget trees, then remove what nothing names any more. A crash between leaves bytes without a name."""
+        rows = tuple(removal.row for removal in outlook.trees.removals)
+        if not rows or self._contents is None:
+            return frozenset(), 0
+        freed_bytes = 0
+        with self._keeping.bundles.removing(frozenset(digest for digest, _ in outlook.tree_files)):
+            gone = self._contents.drop(rows)
+            named = self._named()
+            for digest, size_bytes in outlook.tree_files:
+                try:
+                    if digest not in named and self._keeping.objects.remove(Digest(digest)):
+                        freed_bytes += size_bytes
+                except StokerError as error:
+                    stuck.append(str(error))
+        return gone, freed_bytes
+
+    def _remove_archives(self, outlook: PruneOutlook, by: str, stuck: list[str]) -> tuple[frozenset[int], int, int]:
         keeping = self._keeping
         rows = {removal.row.id: removal.row for removal in outlook.results.removals}
         sizes = dict(outlook.orphans) | {row.archive_sha256: row.size_bytes for row in rows.values()}
@@ -146,8 +196,8 @@ class Pruning:
         count = freed_bytes = 0
         gone: set[str] = set()
         with keeping.bundles.removing(frozenset(sizes)):
-            marked = self._records.mark_pruned(tuple(rows))
-            named = self._records.named()
+            marked = self._records.mark_pruned(tuple(rows), by=by)
+            named = self._named()
             for digest, size_bytes in sizes.items():
                 if digest in named:
                     continue

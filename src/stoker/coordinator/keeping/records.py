@@ -15,6 +15,7 @@ from stoker.coordinator.queue.commands import Answer, Command, Done, PruneBundle
 from stoker.model.errors import Bug
 from stoker.model.json_text import loads
 from stoker.model.lifecycle import JobState
+from stoker.model.names import point_name
 
 _AT_ONCE = 500
 # A checkpoint is of use while the job may be tried again.
@@ -49,7 +50,7 @@ class QueueRecords:
             yield BundleRow(
                 id=row.id,
                 job=row.job,
-                name=f"{row.name}/{row.number}" if row.number else row.name,
+                name=point_name(row.name, row.number),
                 attempt=row.attempt,
                 archive_sha256=row.archive_sha256,
                 size_bytes=row.size_bytes,
@@ -57,11 +58,11 @@ class QueueRecords:
                 is_pinned=bool(row.is_pinned),
             )
 
-    def mark_pruned(self, ids: tuple[int, ...]) -> frozenset[int]:
+    def mark_pruned(self, ids: tuple[int, ...], *, by: str = "") -> frozenset[int]:
         marked: set[int] = set()
         # Also with nothing to mark: what the writer was asked before is durable once it answers.
         for start in range(0, max(1, len(ids)), _AT_ONCE):
-            done = self._queue.ask(PruneBundles(bundles=ids[start : start + _AT_ONCE]))
+            done = self._queue.ask(PruneBundles(bundles=ids[start : start + _AT_ONCE], by=by))
             if not isinstance(done, Done):
                 raise Bug(f"a prune was answered by {done!r}")
             marked.update(map(int, done.changed))

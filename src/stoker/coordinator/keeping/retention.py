@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
+from stoker.coordinator.keeping.tree_retention import UNUSED_S
 from stoker.model.frozen import frozen
 from stoker.model.units import format_duration
 
@@ -28,12 +29,14 @@ class RetentionPolicy:
     """Of all archives of results. To come to it, also the only result of a job goes, the oldest first."""
     logs_older_than_s: float | None = None
     """Mirrored files of attempts that ended longer ago."""
+    trees_unused_s: float = UNUSED_S
+    """Trees of code and data that no job needs which has not ended, and that nobody has wanted for so long."""
 
     def faults(self) -> str:
         """Say what can't be about it; nothing if it may be."""
         if self.keep_last < 0:
             return f"of each job at least 0 results are kept, not {self.keep_last}"
-        limits = (self.older_than_s, self.max_bytes, self.logs_older_than_s)
+        limits = (self.older_than_s, self.max_bytes, self.logs_older_than_s, self.trees_unused_s)
         return "a limit can't be negative" if any(limit is not None and limit < 0 for limit in limits) else ""
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from stoker.hardware.placement.offer import Offer
-from stoker.model.frozen import fresh, frozen
+from stoker.model.frozen import changed, fresh, frozen
+from stoker.model.names import point_name
 from stoker.model.requirements import WantedJob
-from stoker.wire.orders import JobOrder
+from stoker.wire.environments import environment_digest
+from stoker.wire.leasing import Holdings
+from stoker.wire.orders import EnvironmentChoice, InputBody, JobOrder
 from stoker.wire.views import JobView
 
 
@@ -58,6 +61,10 @@ class Case:
     """How long its like took."""
     based_on: str = ""
     """What both are estimates from."""
+    environment: tuple[EnvironmentChoice, ...] = ()
+    """What its interpreter is made from."""
+    inputs: tuple[InputBody, ...] = ()
+    """What it reads."""
 
 
 @frozen
@@ -92,16 +99,19 @@ class Fleet:
     """By machine."""
     absent: Mapping[str, str] = fresh(factory=dict)
     """Machine → since when, or why, it does not count: `silent for 12m03s`."""
+    away: Sequence[Offer] = ()
+    """What those would offer, were they back; of one that is not here, nobody knows."""
     closed_until_s: Mapping[str, float] = fresh(factory=dict)
     """Of machines that are closed for a time."""
+    holdings: Mapping[str, Holdings] = fresh(factory=dict)
+    """What machines' workers said that they have."""
 
 
 def case_of_order(order: JobOrder, *, now_s: float, ahead: int | None = None, lasts_s: float | None = None) -> Case:
     """Give a job that is not in the queue yet, as it would stand there if it were handed in now."""
-    shown = f"{order.name}/{order.number}" if order.number else order.name
     job = JobView(
         id=order.id,
-        name=shown,
+        name=point_name(order.name, order.number),
         label=order.label,
         recipe=order.recipe,
         mode=order.mode,
@@ -112,4 +122,7 @@ def case_of_order(order: JobOrder, *, now_s: float, ahead: int | None = None, la
         submitted_s=now_s,
         changed_s=now_s,
     )
-    return Case(job=job, wanted=order.wanted(), ahead=ahead, lasts_s=lasts_s)
+    wanted = changed(order.wanted(), environment=environment_digest(order.environment))
+    return Case(
+        job=job, wanted=wanted, ahead=ahead, lasts_s=lasts_s, environment=order.environment, inputs=order.inputs
+    )

@@ -10,18 +10,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from stoker.coordinator.matching.cases import Case, Fleet, Prerequisite
+from stoker.coordinator.matching.cases import Case, Decline, Fleet, Prerequisite
+from stoker.coordinator.matching.data import data_row, first_copies
+from stoker.coordinator.matching.environments import EnvironmentViews, first_builds
 from stoker.coordinator.matching.openings import starts_s
 from stoker.hardware.placement.changes import Change
-from stoker.hardware.placement.cost import CostRule
 from stoker.hardware.placement.explaining import Explanation, NodeVerdict, explain
 from stoker.hardware.placement.fit import choose
 from stoker.hardware.placement.grouping import Groups
+from stoker.hardware.placement.lasting import why_never
 from stoker.hardware.placement.offer import Offer
 from stoker.hardware.placement.shape import Shape, shape_of
+from stoker.model.budgets import LASTING_DECLINE_S
 from stoker.model.frozen import changed
 from stoker.model.lifecycle import JobState
+from stoker.model.requirements import WantedJob, environment_word
 from stoker.model.units import format_duration
+from stoker.wire.environments import Outlook
 from stoker.wire.views import JobExplanation
 
 _MOST_CHANGES = 4
@@ -30,52 +35,99 @@ _MOST_MACHINES = 3
 _ENDED: Mapping[str, str] = {JobState.FAILED: "failed", JobState.CANCELLED: "was cancelled"}
 
 
-def explain_job(case: Case, fleet: Fleet, *, now_s: float, cost: CostRule | None = None) -> JobExplanation:
+def explain_job(case: Case, fleet: Fleet, *, now_s: float) -> JobExplanation:
     """Explain one job."""
-    return Explainer(fleet, now_s=now_s, cost=cost).explain(case)
+    return Explainer(fleet, now_s=now_s).explain(case)
 
 
 class Explainer:
     """Explains many jobs on one fleet: machines in equal states, and jobs that are placed alike, are looked at once."""
 
-    def __init__(self, fleet: Fleet, *, now_s: float, cost: CostRule | None = None) -> None:
+    def __init__(self, fleet: Fleet, *, now_s: float) -> None:
         self._fleet = fleet
         self._now_s = now_s
-        self._cost = cost
         self._groups = Groups()
         self._told: dict[Shape, Explanation] = {}
+        self._possible: dict[Shape, bool] = {}
+        self._away = {offer.node: offer for offer in (*fleet.offers, *fleet.away)}
         self._listed = {word for offer in fleet.offers for word in (*offer.allow_jobs, *offer.deny_jobs)}
+        self._environments = EnvironmentViews(fleet)
 
     def explain(self, case: Case, *, tells_machines: bool = True) -> JobExplanation:
         """Explain one of them; on a large fleet the machines' rows are most of it, and may be left out."""
         fleet, now_s, told = self._fleet, self._now_s, self._place(case)
+        views = self._environments.of(case)
+        data = {name: data_row(case.inputs, name, held) for name, held in fleet.holdings.items()} if case.inputs else {}
+        first = first_builds(views.get(told.best or "")) + first_copies(data.get(told.best or "", {}))
         is_waiting = case.job.state == JobState.PENDING
+        returning = self._returning(case.wanted) if is_waiting and told.best is None else {}
+        never = "" if returning or not is_waiting else self._never(case.wanted, told)
         ahead = case.ahead if is_waiting and not told.never else None
         return JobExplanation(
             job=case.job,
-            verdict=_verdict(case, told, fleet, now_s),
-            # Nobody can say what a machine that is away has now.
-            never=told.never if is_waiting and not fleet.absent else "",
+            verdict=_verdict(case, told, fleet, now_s, never, first),
+            never=never,
             after={before.name: before.state for before in case.after} if is_waiting else {},
             place_in_line=None if ahead is None else ahead + 1,
             ahead=ahead,
-            starts_s=_start_s(case, told, fleet, now_s, self._cost),
+            starts_s=_start_s(case, told, fleet, now_s),
             based_on=case.based_on,
-            machines=tuple([_row(verdict, fleet) for verdict in told.nodes]) if tells_machines else (),
-            changes=tuple(_changes(case, told, fleet, now_s, self._cost)) if is_waiting else (),
+            machines=tuple([_row(one, fleet, views.get(one.node), data.get(one.node)) for one in told.nodes])
+            if tells_machines
+            else (),
+            changes=tuple(_changes(case, told, fleet, now_s, returning)) if is_waiting else (),
             declines=tuple(decline.to_dict() for decline in case.declines),
         )
 
+    def may_ever(self, wanted: WantedJob) -> bool:
+        """Say whether any machine that is known, here or away, could take such a job at its best."""
+        shape = shape_of(wanted, listed=self._listed)
+        known = self._possible.get(shape)
+        if known is None:
+            alike = self._groups.of(self._fleet.offers, shape.allowed_hosts, shape.preferred_hosts)
+            known = any(self._takes(shape, group.first) for group in alike) or bool(self._returning(wanted))
+            self._possible[shape] = known
+        return known
+
+    def _takes(self, shape: Shape, offer: Offer) -> bool:
+        return choose(shape, self._groups.at_best(offer)) is not None
+
+    def _returning(self, wanted: WantedJob) -> dict[str, str]:
+        """Give the machines that are away and could take it, were they back; of one nobody knows about, it may be."""
+        shape = shape_of(wanted, listed=self._listed)
+        unheard = {offer.node: "not heard of since the coordinator started" for offer in self._fleet.away}
+        return {
+            name: why
+            for name, why in {**unheard, **self._fleet.absent}.items()
+            if name not in self._away or self._takes(shape, self._away[name])
+        }
+
+    def _never(self, wanted: WantedJob, told: Explanation) -> str:
+        """Say why no machine could take it; where none is here, by what those have that are away."""
+        if self._fleet.offers or not self._fleet.away:
+            return told.never
+        return why_never(shape_of(wanted, listed=self._listed), [*self._away.values()])
+
     def _place(self, case: Case) -> Explanation:
-        shape = shape_of(case.wanted, listed=self._listed, cost=self._cost)
+        offers = self._environments.offers(case)
+        listed = self._listed
+        if offers is not self._fleet.offers:
+            listed = {*listed, environment_word(case.wanted.environment)}
+        shape = shape_of(case.wanted, listed=listed)
         told = self._told.get(shape)
         if told is None:
-            told = self._told[shape] = explain(case.wanted, self._fleet.offers, cost=self._cost, groups=self._groups)
+            told = self._told[shape] = explain(case.wanted, offers, groups=self._groups)
         return told
 
 
-def _row(verdict: NodeVerdict, fleet: Fleet) -> dict[str, Any]:
+def _row(
+    verdict: NodeVerdict, fleet: Fleet, environment: Outlook | None, data: dict[str, Any] | None
+) -> dict[str, Any]:
     row: dict[str, Any] = verdict.to_dict()
+    if data:
+        row["data"] = data
+    if environment is not None:
+        row["environment"] = environment.to_dict()
     holders = fleet.holders.get(verdict.node, ())
     if holders:
         held = [holder.to_dict() for holder in holders]
@@ -87,7 +139,7 @@ def _row(verdict: NodeVerdict, fleet: Fleet) -> dict[str, Any]:
     return row
 
 
-def _start_s(case: Case, told: Explanation, fleet: Fleet, now_s: float, cost: CostRule | None) -> float | None:
+def _start_s(case: Case, told: Explanation, fleet: Fleet, now_s: float) -> float | None:
     """Say when it may start: after what it comes after, after its delay, and once there is room."""
     if case.job.state != JobState.PENDING or told.never or case.job.is_cancelling:
         return None
@@ -96,45 +148,53 @@ def _start_s(case: Case, told: Explanation, fleet: Fleet, now_s: float, cost: Co
         if before.ends_s is None:
             return None
         earliest_s = max(earliest_s, before.ends_s)
-    shape = shape_of(case.wanted, cost=cost)
+    if told.best is not None and _willing(case, told, now_s) is None:
+        return None
+    shape = shape_of(case.wanted)
     fitting = {verdict.node for verdict in told.nodes if verdict.fits}
     room_s = starts_s(shape, fleet, fitting, ahead=case.ahead or 0, lasts_s=case.lasts_s, now_s=now_s)
     return None if room_s is None else max(earliest_s, room_s)
 
 
-def _verdict(case: Case, told: Explanation, fleet: Fleet, now_s: float) -> str:
+def _verdict(case: Case, told: Explanation, fleet: Fleet, now_s: float, never: str, builds: str) -> str:
     job = case.job
     if job.state == JobState.PENDING:
-        return _waiting(case, told, fleet, now_s)
+        return _waiting(case, told, fleet, now_s, never, builds)
     if job.is_cancelling:
         return f"is being cancelled; {job.machine} has not confirmed that it stopped"
     if job.state == JobState.RUNNING:
         return f"runs on {job.machine}{_for(case.ends_s, now_s)}"
     if job.state == JobState.CLAIMED:
-        return f"was given to {job.machine}, which has not started it yet"
+        return f"was given to {job.machine}, which {job.says or 'has not started it yet'}"
     on = f" on {job.machine}" if job.machine else ""
     return f"{job.state}{on}{f': {job.why}' if job.why else ''}"
 
 
-def _waiting(case: Case, told: Explanation, fleet: Fleet, now_s: float) -> str:
+def _waiting(case: Case, told: Explanation, fleet: Fleet, now_s: float, never: str, builds: str) -> str:
     if case.after:
         return f"waits for {_listed([f'{one.name} ({one.state})' for one in case.after])}"
     if case.not_before_s > now_s:
         why = f": {case.message}" if case.message else ""
         return f"tries again in {format_duration(case.not_before_s - now_s)}{_spent(case)}{why}"
+    if never and (fleet.offers or fleet.away):
+        return f"never on this fleet: {never}"
     if told.never and fleet.offers:
-        return f"never on this fleet: {told.never}"
+        return f"waits for a machine that is away: of those here, {told.never}"
     line = "waits" if case.ahead is None else f"waits, {_ordinal(case.ahead + 1)} in line"
     if not fleet.offers:
         absent = [f"{name} is {why}" for name, why in fleet.absent.items()]
         return f"{line}: no machine takes work{f' ({_listed(absent)})' if absent else ''}"
-    return f"{line}{_place(case, told, fleet, now_s)}"
+    return f"{line}{_place(case, told, fleet, now_s, builds)}"
 
 
-def _place(case: Case, told: Explanation, fleet: Fleet, now_s: float) -> str:
+def _place(case: Case, told: Explanation, fleet: Fleet, now_s: float, builds: str) -> str:
     """Say where it starts next, or who has the machines that it waits for."""
     if told.best is not None:
-        return f": starts when {told.best} next asks for work" if not case.ahead else ""
+        taker = _willing(case, told, now_s)
+        if taker is None:
+            return ". " + _listed([_declined_text(one, now_s) for one in _lately(case, now_s).values()], "; ")
+        first = builds if taker == told.best else ""
+        return f": starts when {taker} next asks for work{first}" if not case.ahead else ""
     found = []
     for node in told.waits_for:
         holders = fleet.holders.get(node, ())
@@ -145,7 +205,27 @@ def _place(case: Case, told: Explanation, fleet: Fleet, now_s: float) -> str:
     return f". {_listed(found, '; ')}" if found else ""
 
 
-def _changes(case: Case, told: Explanation, fleet: Fleet, now_s: float, cost: CostRule | None) -> Iterator[str]:
+def _lately(case: Case, now_s: float) -> dict[str, Decline]:
+    """Give who declined it a while ago, so that nobody counts on them: the newest of each."""
+    found = {one.machine: one for one in reversed(case.declines)}
+    return {name: one for name, one in found.items() if one.at_s is None or now_s - one.at_s < LASTING_DECLINE_S}
+
+
+def _willing(case: Case, told: Explanation, now_s: float) -> str | None:
+    """Give who takes it next: the best of those that have not declined it."""
+    declined = _lately(case, now_s)
+    if told.best not in declined:
+        return told.best
+    return next((one.node for one in told.nodes if one.fits and one.node not in declined), None)
+
+
+def _declined_text(one: Decline, now_s: float) -> str:
+    ago = "" if one.at_s is None else f" {format_duration(max(0.0, now_s - one.at_s))} ago"
+    why = one.message.removeprefix(f"{one.machine}: ") or one.reason
+    return f"{one.machine} declined it{ago}: {why}"
+
+
+def _changes(case: Case, told: Explanation, fleet: Fleet, now_s: float, returning: Mapping[str, str]) -> Iterator[str]:
     """Give what would let it start, the nearest first."""
     if case.after or case.not_before_s > now_s:
         yield from (_of_prerequisite(before, now_s) for before in case.after)
@@ -155,8 +235,8 @@ def _changes(case: Case, told: Explanation, fleet: Fleet, now_s: float, cost: Co
         yield f"starts now if its priority is above that of {ahead} ahead (stoker jobs priority {case.job.name})"
     if told.best is None:
         yield from _of_placement(told)
-        yield from _of_closed(case, fleet, now_s, cost)
-        for machine, why in list(fleet.absent.items())[:_MOST_MACHINES]:
+        yield from _of_closed(case, fleet, now_s)
+        for machine, why in list(returning.items())[:_MOST_MACHINES]:
             yield f"starts perhaps if {machine} comes back ({why})"
     if not fleet.offers and not fleet.absent:
         yield "starts once a machine joins (stoker work --join URL)"
@@ -172,9 +252,9 @@ def _of_placement(told: Explanation) -> Iterator[str]:
         yield from (f"possible if {change.text}" for change in ever[:_MOST_CHANGES])
 
 
-def _of_closed(case: Case, fleet: Fleet, now_s: float, cost: CostRule | None) -> Iterator[str]:
+def _of_closed(case: Case, fleet: Fleet, now_s: float) -> Iterator[str]:
     """Name machines and devices that are closed and would take it now."""
-    shape = shape_of(case.wanted, cost=cost)
+    shape = shape_of(case.wanted)
     closed = [offer for offer in fleet.offers if offer.closed or any(device.closed for device in offer.devices)]
     able = [offer for offer in closed if choose(shape, _opened(offer)) is not None]
     for offer in able[:_MOST_MACHINES]:

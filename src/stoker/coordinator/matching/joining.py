@@ -65,6 +65,22 @@ def laid_over(node: Node | None, policy: HostPolicy | None, capability: Capabili
     return changed(node or node_of(capability), **said) if said else node
 
 
+def joined(
+    name: str,
+    capability: Capability,
+    declared: Node | None,
+    slots: int | None,
+    *,
+    policy: HostPolicy | None = None,
+    limits: WorkerLimits | None = None,
+) -> Agreed:
+    """Give what a machine offers by everybody who has a say: also what a manifest says, and slots as it was asked."""
+    limits = limits or WorkerLimits()
+    if slots is not None:
+        limits = changed(limits, slots=min(slots, limits.slots or slots))
+    return join(name, capability, laid_over(declared, policy, capability), limits=limits)
+
+
 def join(name: str, capability: Capability, node: Node | None = None, *, limits: WorkerLimits | None = None) -> Agreed:
     """Give what a machine offers, idle, and where its declaration and the machine disagree.
 

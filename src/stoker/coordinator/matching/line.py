@@ -140,12 +140,6 @@ class Line(Sequence[Head]):
         self.levels.clear()
         self.priorities.clear()
 
-    def forget(self, class_id: int) -> None:
-        """Take out a class that is no more."""
-        for key in [key for key in self._heads if key[0] == class_id]:
-            self.drop(*key)
-        self._numbers.pop(class_id, None)
-
     def starved(self, before_s: float) -> Level | None:
         """Give those who have waited since before that time, as a level of their own; nothing: there are none."""
         if not self._by_age or self._by_age[0][0] >= before_s:

@@ -21,12 +21,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from stoker.coordinator.matching.heads import Head, Match, NoMatch, Seat
-from stoker.coordinator.matching.joining import WorkerLimits, join, laid_over
+from stoker.coordinator.matching.joining import WorkerLimits, joined
 from stoker.coordinator.matching.line import Level, Line
 from stoker.coordinator.matching.reserving import reserve
 from stoker.coordinator.matching.roll import Machine, Roll
 from stoker.coordinator.matching.tallying import Tally
-from stoker.hardware.placement.cost import CostRule
 from stoker.hardware.placement.fit import Choice, choose
 from stoker.hardware.placement.offer import DeviceOffer, Offer
 from stoker.hardware.placement.seat import Seat as Room
@@ -44,15 +43,14 @@ from stoker.wire.orders import HostPolicy
 class Matcher:
     """All machines, all classes, and the line of those who wait."""
 
-    def __init__(self, *, starved_s: float = FleetTimes().starved_s, cost: CostRule | None = None) -> None:
-        """Begin with no machines; without a cost rule nobody is advised against devices."""
+    def __init__(self, *, starved_s: float = FleetTimes().starved_s) -> None:
+        """Begin with no machines."""
         self._starved_s = starved_s
-        self._cost = cost
         self.clear()
 
     def clear(self) -> None:
         """Forget everything: the queue no longer trusts what it told, and will tell it again."""
-        self._roll = Roll(self._cost, self._renumbered)
+        self._roll = Roll(self._renumbered)
         self._tally = Tally(self._roll)
         self.line = Line(self._roll.number_of)
         """Who waits; the queue keeps it true."""
@@ -68,22 +66,28 @@ class Matcher:
         *,
         policy: HostPolicy | None = None,
         limits: WorkerLimits | None = None,
+        unable: Mapping[str, str] | None = None,
     ) -> tuple[str, ...]:
         """Let a machine stand as detected and declared, whichever is smaller; says where the two disagree.
 
         `policy` is what a manifest says about it, `limits` what whoever started its worker does; `closed` and
-        `closed_devices` (by UUID) say why nothing goes there. Live leases on it stay counted.
+        `closed_devices` (by UUID) say why nothing goes there; `unable` says of jobs, by a word of theirs, why it can't
+        have them. Live leases on it stay counted.
 
         Raises:
             BadInput: the capability is none.
 
         """
         found = capability if isinstance(capability, Capability) else capability_from_dict(capability)
-        limits = limits or WorkerLimits()
-        if slots is not None:
-            limits = changed(limits, slots=min(slots, limits.slots or slots))
-        agreed = join(name, found, laid_over(declared, policy, found), limits=limits)
-        offer = changed(agreed.offer, closed=closed, devices=_closed(agreed.offer, closed_devices or {}))
+        agreed = joined(name, found, declared, slots, policy=policy, limits=limits)
+        unable = unable or {}
+        offer = changed(
+            agreed.offer,
+            closed=closed,
+            devices=_closed(agreed.offer, closed_devices or {}),
+            deny_jobs=(*agreed.offer.deny_jobs, *unable),
+            denied_for=tuple(unable.items()),
+        )
         drift = tuple(one.message for one in agreed.drift)
         self._roll.put(Machine(offer, found.ram_available_bytes, drift))
         return drift
@@ -91,6 +95,17 @@ class Matcher:
     def remove_machine(self, name: str) -> None:
         """Forget a machine; if it comes back, what its leases still hold is counted again."""
         self._roll.remove(name)
+
+    def hear_closed(self, name: str, told: Mapping[str, str]) -> None:
+        """Take in what a machine itself says is closed, by device; "" is all of it."""
+        machine = self._roll.machines.get(name)
+        if machine is not None and machine.told != told:
+            self._roll.measure(machine, Measured(closed=dict(told)))
+
+    def told_closed(self, name: str) -> str:
+        """Say why a machine itself takes nothing, whatever people decided; empty: it would."""
+        machine = self._roll.machines.get(name)
+        return "" if machine is None else machine.told.get("", "")
 
     def doubt(self, machine: str, *, is_doubted: bool) -> None:
         """Say whether a machine declined something lately.
@@ -103,11 +118,6 @@ class Matcher:
     def put_class(self, class_id: int, wanted: WantedJob) -> None:
         """Learn what jobs of a class want, before any of them waits or runs."""
         self._roll.put_class(class_id, wanted)
-
-    def drop_class(self, class_id: int) -> None:
-        """Forget a class of which nobody waits."""
-        self.line.forget(class_id)
-        self._roll.drop_class(class_id)
 
     def seat(self, seat: Seat) -> None:
         """Count what a lease holds, from its grant on."""

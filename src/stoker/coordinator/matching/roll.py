@@ -10,7 +10,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 
 from stoker.coordinator.matching.heads import Seat
 from stoker.hardware.placement.board import Board, Placed
-from stoker.hardware.placement.cost import CostRule
 from stoker.hardware.placement.measured import MeasuredNode
 from stoker.hardware.placement.offer import Offer
 from stoker.hardware.placement.shape import Shape
@@ -22,8 +21,6 @@ from stoker.wire.leasing import Measured
 
 _RAM_STEP_BYTES = 64 * MIB
 """RAM that others hold goes up and down by less all the time."""
-_SPARE_SHAPES = 256
-"""So many shapes that nobody asks for any more may stay on the board."""
 
 
 class Machine:
@@ -95,9 +92,14 @@ class Machine:
             ]
         if seen_bytes == self.seen_bytes and free_bytes == self.free_bytes and told == self.told:
             return False
-        self.seen_bytes, self.free_bytes, self.told = seen_bytes, free_bytes, told
-        self.closed = self._offer.closed or told.get("", "")
+        self.seen_bytes, self.free_bytes = seen_bytes, free_bytes
+        self.hear(told)
         return True
+
+    def hear(self, told: Mapping[str, str]) -> None:
+        """Take in what the machine itself says is closed."""
+        self.told = told
+        self.closed = self._offer.closed or told.get("", "")
 
     def measured(self) -> MeasuredNode:
         """Give what was measured as placement takes it: of RAM both must pass, what it has and what was seen."""
@@ -129,11 +131,10 @@ class _Held:
 class Roll:
     """All machines, and the classes of jobs that they are asked about."""
 
-    def __init__(self, cost: CostRule | None, on_renumbered: Callable[[], None]) -> None:
+    def __init__(self, on_renumbered: Callable[[], None]) -> None:
         """`on_renumbered` is called when classes have other numbers than before."""
-        self._cost = cost
         self._on_renumbered = on_renumbered
-        self.board = Board(cost=cost)
+        self.board = Board()
         self.machines: dict[str, Machine] = {}
         self.wanted: dict[int, WantedJob] = {}
         self._shapes: dict[int, Shape] = {}
@@ -153,6 +154,7 @@ class Roll:
         if known is not None:
             self._uncount(known)
             machine.is_doubted = known.is_doubted
+            machine.hear(known.told)
         self.machines[machine.name] = machine
         self._count(machine)
         if self._lay_out(machine):
@@ -181,13 +183,6 @@ class Roll:
         self._shape(class_id)
         if is_known:
             self._on_renumbered()
-
-    def drop_class(self, class_id: int) -> None:
-        """Forget a class; what its live leases hold stays counted."""
-        self.wanted.pop(class_id, None)
-        self._shapes.pop(class_id, None)
-        if len(self._by_number) > 2 * len(self._shapes) + _SPARE_SHAPES:
-            self._rebuild()
 
     def number_of(self, class_id: int) -> int:
         """Give the number of the shape that a class's jobs are placed as."""
@@ -351,20 +346,6 @@ class Roll:
             self._wants[shape.backend] = self._wants.get(shape.backend, 0) | 1 << number
             if shape.wish is Wish.PREFER:
                 self._prefers[shape.backend] = self._prefers.get(shape.backend, 0) | 1 << number
-
-    def _rebuild(self) -> None:
-        """Lay the board out anew, without the shapes that nobody asks for any more."""
-        order = self.board.nodes
-        self.board = Board(cost=self._cost)
-        self._by_number.clear()
-        self._wants.clear()
-        self._prefers.clear()
-        self._version += 1
-        for name in order:
-            self._lay_out(self.machines[name])
-        for class_id in self.wanted:
-            self._shape(class_id)
-        self._on_renumbered()
 
 
 def _clamped(free_bytes: int | None, total_bytes: int) -> int | None:

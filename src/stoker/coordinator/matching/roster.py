@@ -11,6 +11,7 @@ from typing import Any
 
 from stoker.hardware.placement.offer import DeviceOffer, Offer
 from stoker.model.frozen import fresh, frozen
+from stoker.wire.leasing import Holdings
 from stoker.wire.views import MachineView
 
 GONE_S = 24 * 3600.0
@@ -26,6 +27,9 @@ class MachineState(StrEnum):
     DRAINED = "drained"
     CORDONED = "cordoned"
     PAUSED = "paused"
+    """Its owner needs it, or it says itself that it can take nothing."""
+    LEFT = "left"
+    """Its worker ended in order; nobody works there."""
     SILENT = "silent"
     """Nothing was heard of it for longer than a lease and the grace."""
     GONE = "gone"
@@ -48,6 +52,8 @@ class MachineFacts:
     incarnation: str = ""
     version: str = ""
     last_seen_s: float
+    left_s: float | None = None
+    """When its worker said goodbye; nothing: it has not since its hello."""
     closed: str = ""
     """Empty, drained, cordoned or paused."""
     why: str = ""
@@ -60,6 +66,7 @@ class MachineFacts:
     drift: tuple[str, ...] = ()
     offer: Offer | None = None
     """As matching sees it; nothing: it does not count on the machine."""
+    holdings: Holdings | None = None
 
 
 def machine_view(facts: MachineFacts, *, now_s: float, silent_s: float) -> MachineView:
@@ -72,7 +79,7 @@ def machine_view(facts: MachineFacts, *, now_s: float, silent_s: float) -> Machi
     return MachineView(
         name=facts.name,
         state=str(state),
-        why=facts.why if is_closed else "",
+        why=(facts.why or ("" if facts.offer is None else facts.offer.closed)) if is_closed else "",
         until_s=facts.until_s if is_closed else None,
         incarnation=facts.incarnation,
         version=facts.version,
@@ -85,11 +92,19 @@ def machine_view(facts: MachineFacts, *, now_s: float, silent_s: float) -> Machi
         devices=tuple(_device(device, facts, offered.get(str(device.get("uuid", "")))) for device in found),
         capability=dict(facts.capability),
         drift=facts.drift,
+        environments=_environments(facts.holdings),
+        trees=0 if facts.holdings is None else len(facts.holdings.trees),
     )
+
+
+def _environments(holdings: Holdings | None) -> dict[str, Any]:
+    return {} if holdings is None else holdings.model_dump(mode="json", exclude={"trees"})
 
 
 def state_of(facts: MachineFacts, slots: int, *, now_s: float, silent_s: float) -> MachineState:
     """Say how a machine is."""
+    if facts.left_s is not None:
+        return MachineState.LEFT
     quiet_s = now_s - facts.last_seen_s
     if quiet_s > max(silent_s, GONE_S):
         return MachineState.GONE
@@ -97,6 +112,8 @@ def state_of(facts: MachineFacts, slots: int, *, now_s: float, silent_s: float) 
         return MachineState.SILENT
     if facts.closed:
         return MachineState(facts.closed)
+    if facts.offer is not None and facts.offer.closed:
+        return MachineState.PAUSED
     return MachineState.BUSY if len(facts.leases) >= slots else MachineState.READY
 
 

@@ -36,6 +36,11 @@ class Batch:
         """Take a row for a statement."""
         self._rows[statement].append(row)
 
+    def add_all(self, statement: Prepared, rows: list[dict[str, Any]]) -> None:
+        """Take many rows for a statement."""
+        if rows:
+            self._rows[statement] += rows
+
     def count(self, key: str, more: int) -> None:
         """Let a counter grow."""
         self._counts[key] += more

@@ -9,16 +9,22 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
+from stoker.coordinator.authority.standing import Standing
 from stoker.coordinator.matching.heads import Seat
 from stoker.coordinator.matching.matcher import Matcher
 from stoker.coordinator.queue.setting import CoordinatorTime
 from stoker.coordinator.queue.suspicion import Suspicion
 from stoker.coordinator.queue.waiting import Waiting
+from stoker.hardware.placement.offer import Offer
 from stoker.model.json_text import loads
 from stoker.model.leases import Token
 from stoker.model.nodes import Cluster
 from stoker.model.requirements import WantedJob
-from stoker.wire.orders import HostPolicy
+from stoker.wire.leasing import Holdings
+from stoker.wire.orders import EnvironmentChoice, HostPolicy
+
+ACCEPTS = "accepts"
+"""Under this a machine's row keeps, beside what was declared of it, which code alone it runs."""
 
 
 class Live:
@@ -28,6 +34,7 @@ class Live:
         "attempt",
         "attempts",
         "blockers",
+        "cancel_why",
         "class_id",
         "declined",
         "epoch",
@@ -38,6 +45,7 @@ class Live:
         "is_changed",
         "lost",
         "machine",
+        "prepared",
         "priority",
         "progress",
         "seat",
@@ -71,10 +79,14 @@ class Live:
         self.declined: int = fields["declined"]
         self.blockers: int = fields["blockers"]
         self.is_cancelling: bool = fields["is_cancelling"]
+        self.cancel_why: str = fields.get("cancel_why", "")
+        """Of one that is: who no longer wants it."""
         self.started_s: float | None = fields["started_s"]
         self.until_tick_s: float = fields["until_tick_s"]
         """When it is over, on the monotonic scale."""
         self.progress: str = fields["progress"]
+        self.prepared = 0
+        """Before its start: how far its machine has got with what it needs."""
         self.is_changed = False
         """Renewed since it was last written down."""
 
@@ -91,17 +103,33 @@ class Live:
 class Machine:
     """A machine that has said hello."""
 
-    __slots__ = ("closed_devices", "is_changed", "is_offered", "leases", "row", "seen_tick_s")
+    __slots__ = (
+        "away",
+        "closed_devices",
+        "disk_free_bytes",
+        "holdings",
+        "is_changed",
+        "is_offered",
+        "leases",
+        "row",
+        "seen_tick_s",
+    )
 
     def __init__(self, row: dict[str, Any], closed_devices: dict[str, str], seen_tick_s: float) -> None:
         self.row = row
         """As it is stored."""
         self.closed_devices = closed_devices
+        self.holdings: Holdings | None = None
+        """What its worker said last that it has; nothing: it has not spoken since this coordinator started."""
+        self.disk_free_bytes: int | None = None
+        """As its last heartbeat said."""
         self.leases: dict[int, Live] = {}
         """By the job's number."""
         self.seen_tick_s = seen_tick_s
         self.is_offered = False
         """Whether matching counts on it: it was heard of lately."""
+        self.away: Offer | None = None
+        """What it would offer if it came back; nothing: nobody has asked since it was last offered."""
         self.is_changed = False
         """Seen since that was last written down."""
 
@@ -117,6 +145,13 @@ class Machine:
     def outdated(self) -> list[str]:
         """Earlier starts of its worker, the oldest first: their late words do not count."""
         return loads(self.row["outdated"]) if self.row["outdated"] else []
+
+    @property
+    def accepts(self) -> tuple[str, ...]:
+        """Trees and commits whose code alone it runs; none: any."""
+        declared = self.row["declared"]
+        # Read seldom, and mostly not there: the text says so without being read.
+        return tuple(loads(declared).get(ACCEPTS, ())) if f'"{ACCEPTS}"' in (declared or "") else ()
 
     @property
     def closed(self) -> str:
@@ -153,6 +188,12 @@ class Book:
         self.classes: dict[WantedJob, int] = {}
         self.class_sorts: dict[tuple[Any, ...], int] = {}
         """The same by the fields of orders, so that thousands that are alike are soon known."""
+        self.environments: dict[str, tuple[EnvironmentChoice, ...]] = {}
+        """By the digest that classes know them by."""
+        self.tells_code_apart = False
+        """Whether some machine runs only certain code."""
+        self.code_words: set[str] = set()
+        """Those that classes have (`model.requirements.code_word`)."""
         self.waiting = Waiting(matcher.line)
         self.claims: OrderedDict[str, Claimed] = OrderedDict()
         """By request id, the oldest first."""
@@ -163,8 +204,12 @@ class Book:
         self.listed: frozenset[str] = frozenset()
         """Words that machines' allow and deny lists ask about."""
         self.suspicion = Suspicion()
+        self.standing = Standing()
+        """Who belongs to the fleet."""
         self.has_after = False
         """Whether any job was ever to come after another."""
+        self.next_old_tick_s = float("-inf")
+        """When it is next looked for answers to submissions that are too old, on the monotonic scale."""
         self.next_delay_s = float("inf")
         """When the first delayed job is ready."""
         self.seq = 0

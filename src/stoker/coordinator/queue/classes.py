@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from stoker.coordinator.queue.code_words import code_in, learn_code, unaccepted
+from stoker.coordinator.queue.environments import choices_in, digest_in, learn, unable
 from stoker.coordinator.queue.moves import enter_line, leave_line
+from stoker.coordinator.queue.roster import offer
 from stoker.coordinator.queue.rows import JobRow
 from stoker.coordinator.queue.turn import Turn
 from stoker.coordinator.queue.waiting import Ready
@@ -17,8 +20,10 @@ from stoker.model.devices import Backend
 from stoker.model.digests import digest_value
 from stoker.model.frozen import fields_of
 from stoker.model.json_text import dumps, loads
+from stoker.model.names import point_name
 from stoker.model.nodes import Cluster
-from stoker.model.requirements import Requirements, WantedJob, Wish
+from stoker.model.requirements import Requirements, WantedJob, Wish, environment_word
+from stoker.wire.environments import environment_digest
 from stoker.wire.orders import HostPolicy
 
 
@@ -28,10 +33,34 @@ def class_of(turn: Turn, spec: dict[str, Any]) -> int:
     name, recipe = _listed_names(spec, book.listed)
     # Of thousands of jobs nearly all are alike: nothing else is made for those.
     sort = (name, recipe, *spec["requirements"].items(), *spec["allowed_hosts"], None, *spec["prefer_hosts"])
+    if spec.get("environment"):
+        choices = choices_in(spec)
+        if learn(book, choices):
+            _offer_anew(turn, environment_digest(choices))
+        sort = (*sort, None, environment_digest(choices))
+    if code := code_in(book, spec):
+        if learn_code(book, code):
+            _let_deny(turn, code)
+        sort = (*sort, None, code)
     class_id = book.class_sorts.get(sort)
     if class_id is None:
-        class_id = book.class_sorts[sort] = _class_of_wanted(turn, _wanted(spec, name, recipe))
+        class_id = book.class_sorts[sort] = _class_of_wanted(turn, _wanted(spec, name, recipe, code))
     return class_id
+
+
+def _offer_anew(turn: Turn, digest: str) -> None:
+    """Let machines that can't have an environment say so."""
+    word = environment_word(digest)
+    for machine in turn.book.machines.values():
+        if machine.is_offered and word in unable(turn.book, machine):
+            offer(turn, machine)
+
+
+def _let_deny(turn: Turn, code: str) -> None:
+    """Let machines that do not run some code say so."""
+    for machine in turn.book.machines.values():
+        if machine.is_offered and code in unaccepted(turn.book, machine):
+            offer(turn, machine)
 
 
 def _class_of_wanted(turn: Turn, wanted: WantedJob) -> int:
@@ -42,16 +71,13 @@ def _class_of_wanted(turn: Turn, wanted: WantedJob) -> int:
     book.class_id += 1
     book.classes[wanted] = book.class_id
     body = wanted_to_dict(wanted)
+    if wanted.environment:
+        body["choices"] = [one.model_dump(mode="json") for one in book.environments[wanted.environment]]
     turn.write(
         turn.statements.add_class, id=book.class_id, key=digest_value("requirement class", body), wanted=dumps(body)
     )
     turn.setting.matcher.put_class(book.class_id, wanted)
     return book.class_id
-
-
-def wanted_of(spec: dict[str, Any], listed: frozenset[str]) -> WantedJob:
-    """Give what tells a job's class from others: requirements, wishes about machines, and names that lists ask for."""
-    return _wanted(spec, *_listed_names(spec, listed))
 
 
 def listed_words(cluster: Cluster | None, policies: Iterable[HostPolicy]) -> frozenset[str]:
@@ -73,6 +99,8 @@ def wanted_to_dict(wanted: WantedJob) -> dict[str, Any]:
         },
         "allowed_hosts": list(wanted.allowed_hosts),
         "preferred_hosts": list(wanted.preferred_hosts),
+        **({"environment": wanted.environment} if wanted.environment else {}),
+        **({"code": wanted.code} if wanted.code else {}),
     }
 
 
@@ -84,6 +112,8 @@ def wanted_from_dict(body: dict[str, Any]) -> WantedJob:
         requirements=_requirements(body["requirements"]),
         allowed_hosts=tuple(body["allowed_hosts"]),
         preferred_hosts=tuple(body["preferred_hosts"]),
+        environment=body.get("environment", ""),
+        code=body.get("code", ""),
     )
 
 
@@ -112,18 +142,20 @@ def _listed_names(spec: dict[str, Any], listed: frozenset[str]) -> tuple[str, st
     if not listed:
         return "", ""
     name, recipe = spec["name"], spec["recipe"]
-    shown = f"{name}/{spec['number']}" if spec.get("number") else name
+    shown = point_name(name, spec.get("number", 0))
     is_recipe = recipe in listed or recipe.rpartition("/")[2] in listed
     return shown if shown in listed else name if name in listed else "", recipe if is_recipe else ""
 
 
-def _wanted(spec: dict[str, Any], name: str, recipe: str) -> WantedJob:
+def _wanted(spec: dict[str, Any], name: str, recipe: str, code: str) -> WantedJob:
     return WantedJob(
         name=name,
         model=recipe,
         requirements=_requirements(spec["requirements"]),
         allowed_hosts=tuple(sorted(spec["allowed_hosts"])),
         preferred_hosts=tuple(sorted(spec["prefer_hosts"])),
+        environment=digest_in(spec),
+        code=code,
     )
 
 
@@ -135,7 +167,7 @@ def _move_class(turn: Turn, row: JobRow, class_id: int) -> None:
         live.class_id = class_id
     elif row.is_ready and row.state == "pending":
         leave_line(turn, row.class_id, row.priority, row.seq)
-        enter_line(turn, Ready(*row._replace(class_id=class_id)[:12]))
+        enter_line(turn, Ready.of(row._replace(class_id=class_id)))
 
 
 def _requirements(needs: dict[str, Any]) -> Requirements:

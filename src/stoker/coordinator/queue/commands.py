@@ -8,6 +8,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, TypeAlias
 
+from stoker.coordinator.queue.exec_commands import ExecCommand
+from stoker.coordinator.queue.health_commands import HealthCommand
+from stoker.coordinator.queue.trust_commands import TrustCommand
 from stoker.hardware.placement.offer import Offer
 from stoker.model.frozen import fresh, frozen
 from stoker.model.nodes import Cluster
@@ -20,6 +23,7 @@ from stoker.wire.leasing import (
     Finish,
     Granted,
     Hello,
+    Holdings,
     PointCheckpoint,
     Release,
     Renewal,
@@ -39,6 +43,8 @@ class Write:
 
     job: str
     said: Said
+    machine: str = ""
+    """Who says it, as its certificate has it: only of its own leases. Empty: whoever has the lease's token."""
 
 
 @frozen
@@ -86,6 +92,30 @@ class PruneBundles:
     by: str = ""
 
 
+@frozen
+class KeepTree:
+    """A tree of code or data lies with the coordinator, whole; `listing` is the object that lists its files."""
+
+    tree: str
+    listing: str
+    files: int
+    size_bytes: int
+
+
+@frozen
+class WantTree:
+    """Somebody is about to hand in jobs that need a tree. Answered by `Done`: `changed` names it if it is here."""
+
+    tree: str
+
+
+@frozen
+class DropTrees:
+    """Forget trees (with when they had last been wanted), before their bytes go. `changed` are those that went."""
+
+    trees: tuple[tuple[str, float], ...]
+
+
 class Closing(StrEnum):
     """Ways in which a machine takes no more work."""
 
@@ -121,7 +151,10 @@ class OpenMachine:
 
 @frozen
 class ForgetMachine:
-    """Remove a machine that holds no lease; refused while it holds one."""
+    """Remove a machine. One that has certificates is refused from now on, and what it holds is lost at once.
+
+    One without, which may come back as it likes, is refused while it holds a lease.
+    """
 
     machine: str
     by: str = ""
@@ -151,10 +184,16 @@ class Looked:
 
     offers: tuple[Offer, ...] = ()
     """Machines that are counted on, as they stand."""
+    away: tuple[Offer, ...] = ()
+    """What the others would offer, were they back."""
     wanted: dict[int, WantedJob] = fresh(factory=dict)
     """What jobs of each class want."""
     drift: dict[str, tuple[str, ...]] = fresh(factory=dict)
     """Machine → where its declaration and detection disagree."""
+    holdings: dict[str, Holdings] = fresh(factory=dict)
+    """Machine → what its worker said that it has."""
+    disk_free_bytes: dict[str, int] = fresh(factory=dict)
+    """Machine → what its last heartbeat said."""
 
 
 @frozen
@@ -164,9 +203,6 @@ class SweepDone:
     expired: tuple[str, ...] = ()
     readied: int = 0
     opened: tuple[str, ...] = ()
-    forgotten_claims: int = 0
-    next_s: float | None = None
-    """When the next thing falls due, on the coordinator's clock."""
 
 
 @frozen
@@ -189,11 +225,17 @@ Command: TypeAlias = (
     | SetPriority
     | PinJobs
     | PruneBundles
+    | KeepTree
+    | WantTree
+    | DropTrees
     | CloseMachine
     | OpenMachine
     | ForgetMachine
     | Declare
     | Sweep
     | Look
+    | TrustCommand
+    | HealthCommand
+    | ExecCommand
 )
 Answer: TypeAlias = Submitted | Welcome | Granted | Renewed | Settled | Done | SweepDone | Looked

@@ -37,6 +37,7 @@ def _spread(turn: Turn) -> int:
     """Tell matching what machines offer now, and put jobs into their classes as lists tell them apart now."""
     book = turn.book
     for machine in book.machines.values():
+        machine.away = None
         if machine.is_offered:
             offer(turn, machine)
     was, book.listed = book.listed, listed_words(book.cluster, book.policies.values())

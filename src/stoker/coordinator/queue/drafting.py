@@ -5,11 +5,12 @@ Nothing here knows the database, so it is done in the asker's own thread.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from hashlib import sha256
 from typing import Any
 
 from stoker.host.names import name_fault
-from stoker.model.digests import digest_bytes, digest_value
+from stoker.model.digests import digest_value
 from stoker.model.errors import Fault, Faults
 from stoker.model.frozen import frozen
 from stoker.model.ids import job_id
@@ -19,8 +20,6 @@ from stoker.wire.orders import JobOrder, Submission
 
 _MOST_INT = (1 << 31) - 1
 _MOST_FAULTS = 100
-_TAGGED = ("NaN", "Infinity", '"$')
-_STORED_AS_TEXT = ("recipe", "mode")
 
 
 @frozen
@@ -49,6 +48,9 @@ class Draft:
             "requirements": order.requirements.__dict__,
             "allowed_hosts": order.allowed_hosts,
             "prefer_hosts": order.prefer_hosts,
+            "environment": order.environment,
+            "code_tree": order.code_tree,
+            "commit": order.commit,
         }
 
 
@@ -71,12 +73,13 @@ def draft(submission: Submission) -> Drafts:
     faults: list[Fault] = []
     drafts: dict[str, Draft] = {}
     twins: dict[str, str] = {}
+    drafting = _Drafting()
     for at, order in enumerate(submission.jobs):
         why = _wrong(order)
         if why:
             faults.append(Fault(f"jobs[{at}] {order.name[:80]}", why))
             continue
-        one = _draft(order)
+        one = drafting.draft(order)
         first = drafts.setdefault(order.id, one)
         if first is not one:
             twins[one.shown] = first.shown
@@ -88,16 +91,49 @@ def draft(submission: Submission) -> Drafts:
             count=len(faults),
             hint="nothing was submitted",
         )
-    payload = digest_bytes(submission.model_dump_json(exclude={"key"}).encode()) if submission.key else ""
+    payload = _payload(submission, drafts) if submission.key else ""
     return Drafts(all=tuple(drafts.values()), payload=payload, twins=twins)
 
 
-def _draft(order: JobOrder) -> Draft:
-    text = order.model_dump_json(exclude={"id"})
-    if any(sign in text for sign in _TAGGED):
+def _payload(submission: Submission, drafts: Mapping[str, Draft]) -> str:
+    """Digest everything that is asked for but the key: the rest of it, then each order as its id and its text."""
+    digest = sha256(submission.model_dump_json(exclude={"key", "jobs"}).encode())
+    for order in submission.jobs:
+        one = drafts[order.id]
+        text = one.text if one.order is order else _text(order)
+        digest.update(f"\n{order.id} {text}".encode())
+    return digest.hexdigest()
+
+
+class _Drafting:
+    """Makes drafts; what all jobs of a submission have in common is made once."""
+
+    def __init__(self) -> None:
+        self._codes: dict[tuple[tuple[str, str], ...], str] = {}
+
+    def draft(self, order: JobOrder) -> Draft:
+        return Draft(order=order, text=_text(order), code=self._code(order.code) if order.code else "")
+
+    def _code(self, code: dict[str, str]) -> str:
+        key = tuple(code.items())
+        known = self._codes.get(key)
+        if known is None:
+            known = self._codes[key] = digest_value("job code", code)
+        return known
+
+
+_write = JobOrder.__pydantic_serializer__.to_json
+_NOT_STORED = {"id"}
+
+
+def _text(order: JobOrder) -> str:
+    """Give an order as it is stored."""
+    # pydantic's writer itself: its method of the model looks at a dozen options first.
+    text = str(_write(order, exclude=_NOT_STORED), "utf-8")
+    if "NaN" in text or "Infinity" in text or '"$' in text:
         # Those are written otherwise in our own JSON.
-        text = dumps(order.model_dump(mode="json", exclude={"id"}))
-    return Draft(order=order, text=text, code=digest_value("job code", order.code) if order.code else "")
+        text = dumps(order.model_dump(mode="json", exclude=_NOT_STORED))
+    return text
 
 
 def _wrong(order: JobOrder) -> str:
@@ -128,7 +164,7 @@ def _wrongly_called(order: JobOrder) -> str:
         return f"no name for a job: {JOB_NAME_RULE}"
     if order.label and (fault := "it has a slash" if "/" in order.label else name_fault(order.label)):
         return f"its label can't be a folder's name: {fault}"
-    if any("\0" in getattr(order, field) for field in _STORED_AS_TEXT):
+    if "\0" in order.recipe or "\0" in order.mode:
         return "a recipe or mode holds a NUL character"
     return ""
 

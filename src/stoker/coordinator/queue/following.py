@@ -55,7 +55,7 @@ def _set_blockers(turn: Turn, row: JobRow, blockers: int) -> None:
     if row.is_ready and not is_ready:
         leave_line(turn, row.class_id, row.priority, row.seq)
     elif is_ready and not row.is_ready:
-        enter_line(turn, Ready(*row._replace(since_s=since_s)[:12]))
+        enter_line(turn, Ready.of(row._replace(since_s=since_s)))
         turn.tell(FleetKinds.JOB_READY, seq=row.seq, epoch=row.epoch)
     elif is_pending and not blockers:
         turn.book.next_delay_s = min(turn.book.next_delay_s, row.not_before_s)

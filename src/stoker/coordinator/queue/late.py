@@ -7,12 +7,12 @@ and nobody else was given the job meanwhile.
 from __future__ import annotations
 
 from stoker.coordinator.queue.commands import Said
-from stoker.coordinator.queue.moves import json_or_empty, leave_line
-from stoker.coordinator.queue.results import result_row, see_archive
+from stoker.coordinator.queue.moves import leave_line
+from stoker.coordinator.queue.results import facts_text, result_row, see_archive
 from stoker.coordinator.queue.rows import JobRow
 from stoker.coordinator.queue.turn import Turn
 from stoker.model.errors import NotFound, StokerError
-from stoker.model.fleet_errors import Conflict, StaleLease
+from stoker.model.fleet_errors import Conflict, NotAllowed, StaleLease
 from stoker.model.fleet_events import FleetKinds
 from stoker.model.json_text import loads
 from stoker.model.leases import Partition, Token
@@ -27,7 +27,7 @@ _ENDINGS: dict[type, tuple[str, ...]] = {
 }
 
 
-def answer_late(turn: Turn, job: str, said: Said) -> Settled:
+def answer_late(turn: Turn, job: str, said: Said, *, machine: str = "") -> Settled:
     """Answer somebody whose lease is not live."""
     rows = turn.read(turn.queries.jobs_by_id, ids=turn.many([job]))
     if not rows:
@@ -36,7 +36,9 @@ def answer_late(turn: Turn, job: str, said: Said) -> Settled:
     attempts = turn.read(turn.queries.attempt, of_seq=row.seq, of_attempt=said.attempt)
     if not attempts or attempts[0][:2] != (said.epoch, said.generation):
         raise _stale(row, said.token(job))
-    _, generation, ending, tree = attempts[0]
+    _, generation, ending, tree, holder = attempts[0]
+    if machine not in ("", holder):
+        raise not_theirs(job, machine)
     if isinstance(said, Finish):
         if ending == "completed":
             return _finished_again(turn, row, said, tree)
@@ -45,6 +47,11 @@ def answer_late(turn: Turn, job: str, said: Said) -> Settled:
     elif ending in _ENDINGS.get(type(said), ()):
         return Settled(job=job, state=row.state, is_repeat=True)
     raise _stale(row, said.token(job))
+
+
+def not_theirs(job: str, machine: str) -> NotAllowed:
+    """Refuse a machine that speaks for another one's lease."""
+    return NotAllowed(f"{machine} holds no such lease of job {job[:12]}", hint="a machine speaks for itself", job=job)
 
 
 def is_kept(row: JobRow, token: Token) -> bool:
@@ -101,7 +108,7 @@ def _finish_late(turn: Turn, row: JobRow, said: Finish) -> Settled:
         hint="",
         exit_code=0,
         tree=said.tree,
-        facts=json_or_empty(said.facts),
+        facts=facts_text(said),
     )
     turn.tell(
         FleetKinds.JOB_FINISHED,

@@ -8,14 +8,18 @@ from stoker.coordinator.database.writer_connection import WriterConnection
 from stoker.coordinator.matching.heads import Seat
 from stoker.coordinator.queue.book import Book, Claimed, Live, Machine
 from stoker.coordinator.queue.classes import listed_words, wanted_from_dict
+from stoker.coordinator.queue.code_words import learn_code
+from stoker.coordinator.queue.environments import choices_in, learn
 from stoker.coordinator.queue.queries import MACHINE_COLUMNS, Queries
 from stoker.coordinator.queue.rows import LeaseRow
 from stoker.coordinator.queue.setting import CoordinatorTime, Setting
+from stoker.coordinator.queue.trusting import load_standing
 from stoker.model.json_text import loads
 from stoker.model.leases import FleetTimes
 from stoker.wire.orders import HostPolicy
 
 _LATELY_S = 3600.0
+_READ_OTHERWISE = ("started_s", "is_cancelling", "message")
 
 
 def load(connection: WriterConnection, queries: Queries, setting: Setting, old: Book | None, lease_s: float) -> Book:
@@ -38,6 +42,8 @@ def load(connection: WriterConnection, queries: Queries, setting: Setting, old: 
         book.has_after = newest[5] is not None
         _load_classes(connection, queries, book)
         _load_policies(connection, queries, book, old)
+        book.standing = load_standing(connection, queries, time.now_s())
+        setting.revocations.apply(book.standing, time.now_s())
         _load_machines(connection, queries, book, old)
         for row in connection.read(queries.leases):
             book.add_live(_live(LeaseRow(*row), setting.times, time.tick_s(), lease_s))
@@ -53,7 +59,12 @@ def _stored_s(meta: dict[str, str], newest: tuple[Any, ...]) -> float:
 
 def _load_classes(connection: WriterConnection, queries: Queries, book: Book) -> None:
     for class_id, _, text in connection.read(queries.classes):
-        wanted = wanted_from_dict(loads(text))
+        body = loads(text)
+        wanted = wanted_from_dict(body)
+        if wanted.environment:
+            learn(book, choices_in({"environment": body["choices"]}))
+        if wanted.code:
+            learn_code(book, wanted.code)
         book.classes[wanted] = class_id
         book.class_id = max(book.class_id, class_id)
         book.matcher.put_class(class_id, wanted)
@@ -76,6 +87,7 @@ def _load_machines(connection: WriterConnection, queries: Queries, book: Book, o
         is_expected = fields["last_seen_s"] >= lately_s
         machine = Machine(fields, closed, book.time.tick_s() if is_expected else float("-inf"))
         book.machines[machine.name] = machine
+        book.tells_code_apart = book.tells_code_apart or bool(machine.accepts)
         before = old.machines.get(machine.name) if old is not None else None
         if before is not None:
             machine.seen_tick_s = before.seen_tick_s
@@ -86,7 +98,7 @@ def _live(row: LeaseRow, times: FleetTimes, tick_s: float, lease_s: float) -> Li
     started_s = row.started_s if row.state == "running" else None
     lasts_s = lease_s + times.grace_s
     return Live(
-        **{name: getattr(row, name) for name in LeaseRow._fields if name not in ("started_s", "is_cancelling")},
+        **{name: getattr(row, name) for name in LeaseRow._fields if name not in _READ_OTHERWISE},
         seat=Seat(
             machine=row.machine,
             class_id=row.class_id,
@@ -96,6 +108,7 @@ def _live(row: LeaseRow, times: FleetTimes, tick_s: float, lease_s: float) -> Li
         work=f"{spec['recipe']} {spec['name']}",
         attempts=spec.get("attempts", 1),
         is_cancelling=bool(row.is_cancelling),
+        cancel_why=row.message if row.is_cancelling else "",
         started_s=started_s,
         until_tick_s=tick_s + (lasts_s if started_s is not None else max(times.start_s, lasts_s)),
     )

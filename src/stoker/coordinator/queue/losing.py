@@ -10,7 +10,12 @@ from stoker.model.fleet_events import FleetKinds
 from stoker.model.lifecycle import JobState
 from stoker.model.retry import Cause
 
-UNCONFIRMED = "unconfirmed: its worker went away before it said that it stopped"
+_UNCONFIRMED = Ending(
+    ending="expired",
+    kind=FleetKinds.JOB_CANCELLED,
+    cause=Cause.CANCELLED.value,
+    message="unconfirmed: its worker went away before it said that it stopped",
+)
 
 
 def lose(turn: Turn, live: Live, why: str) -> None:
@@ -26,10 +31,7 @@ def lose(turn: Turn, live: Live, why: str) -> None:
         randomness=turn.setting.randomness(),
     )
     if isinstance(then, Stopped):
-        ending = Ending(
-            ending="expired", kind=FleetKinds.JOB_CANCELLED, cause=Cause.CANCELLED.value, message=UNCONFIRMED
-        )
-        close_job(turn, live, JobState.CANCELLED, ending, why=why)
+        close_job(turn, live, JobState.CANCELLED, _UNCONFIRMED, why=why)
     elif isinstance(then, Failed):
         ending = Ending(
             ending="expired",
@@ -48,10 +50,7 @@ def lose(turn: Turn, live: Live, why: str) -> None:
 def forgive(turn: Turn, live: Live, why: str) -> None:
     """End a lease that nobody is to blame for: the coordinator's own past was restored from a backup."""
     if live.is_cancelling:
-        ending = Ending(
-            ending="expired", kind=FleetKinds.JOB_CANCELLED, cause=Cause.CANCELLED.value, message=UNCONFIRMED
-        )
-        close_job(turn, live, JobState.CANCELLED, ending, why=why)
+        close_job(turn, live, JobState.CANCELLED, _UNCONFIRMED, why=why)
     else:
         return_to_line(turn, live, Ending(ending="expired", kind=FleetKinds.JOB_EXPIRED, message=why))
 

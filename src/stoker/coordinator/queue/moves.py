@@ -12,8 +12,6 @@ from stoker.model.frozen import frozen
 from stoker.model.json_text import dumps
 from stoker.model.lifecycle import JobState
 
-_MOST_INT = (1 << 31) - 1
-
 
 @frozen
 class Ending:
@@ -151,11 +149,6 @@ def ready_again(live: Live, now_s: float) -> Ready:
         spec="",
         checkpoint="",
     )
-
-
-def small(number: int | None) -> int | None:
-    """Give an exit code as it fits its column."""
-    return None if number is None else max(-_MOST_INT, min(number, _MOST_INT))
 
 
 def plain(text: str) -> str:

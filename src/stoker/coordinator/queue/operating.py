@@ -8,6 +8,7 @@ from typing import Any
 from stoker.coordinator.queue.classes import class_of
 from stoker.coordinator.queue.commands import CancelJobs, Done, RequeueJobs, SetPriority
 from stoker.coordinator.queue.moves import enter_line, leave_line, plain
+from stoker.coordinator.queue.results import is_checkpoint_here
 from stoker.coordinator.queue.rows import JobRow
 from stoker.coordinator.queue.turn import Turn
 from stoker.coordinator.queue.waiting import Ready
@@ -46,6 +47,9 @@ def requeue_row(turn: Turn, row: JobRow, *, spec: str, code: str, **fields: Any)
     """Put a terminal job back into the line under a higher epoch, its budgets whole again; its history stays."""
     class_id = class_of(turn, loads(spec))
     is_ready = not row.blockers
+    # What has completed has nothing to go on from: it is wanted anew, often with other code.
+    goes_on = row.checkpoint and row.state != JobState.COMPLETED.value and is_checkpoint_here(turn, row.checkpoint)
+    checkpoint = row.checkpoint if goes_on else ""
     turn.move(row.seq)
     turn.write(
         turn.statements.requeue_job,
@@ -60,6 +64,7 @@ def requeue_row(turn: Turn, row: JobRow, *, spec: str, code: str, **fields: Any)
         blockers=row.blockers,
         spec=spec,
         code=code,
+        checkpoint=checkpoint,
     )
     turn.tell(
         FleetKinds.JOB_REQUEUED,
@@ -72,9 +77,16 @@ def requeue_row(turn: Turn, row: JobRow, *, spec: str, code: str, **fields: Any)
     turn.count_move(row.state, "pending")
     if is_ready:
         fresh = row._replace(
-            class_id=class_id, since_s=turn.now_s, epoch=row.epoch + 1, user_failures=0, lost=0, declined=0, spec=spec
+            class_id=class_id,
+            since_s=turn.now_s,
+            epoch=row.epoch + 1,
+            user_failures=0,
+            lost=0,
+            declined=0,
+            spec=spec,
+            checkpoint=checkpoint,
         )
-        enter_line(turn, Ready(*fresh[:12]))
+        enter_line(turn, Ready.of(fresh))
     if row.state == JobState.COMPLETED.value:
         turn.reopened.append(row.seq)
 
@@ -86,11 +98,12 @@ def _cancel_one(turn: Turn, row: JobRow, by: str) -> str:
         return f"{row.shown} is being cancelled already"
     live = turn.book.live_by_seq.get(row.seq)
     at = {"at_seq": row.seq, "was_epoch": row.epoch, "was_state": row.state}
+    why = f"cancelled by {by}" if by else "cancelled"
     turn.move(row.seq)
     told = {"seq": row.seq, "epoch": row.epoch, "attempt": row.attempt, "fields": {"by": by} if by else None}
     if live is not None:
-        turn.write(turn.statements.mark_cancelling, **at, changed_s=turn.now_s)
-        live.is_cancelling = True
+        turn.write(turn.statements.mark_cancelling, **at, changed_s=turn.now_s, message=why)
+        live.is_cancelling, live.cancel_why = True, why
         turn.called.add(live.machine)
         turn.tell(FleetKinds.JOB_CANCELLING, machine=live.machine, **told)
         return ""
@@ -101,7 +114,7 @@ def _cancel_one(turn: Turn, row: JobRow, by: str) -> str:
         ended_s=turn.now_s,
         changed_s=turn.now_s,
         cause=Cause.CANCELLED.value,
-        message=f"cancelled by {by}" if by else "cancelled",
+        message=why,
         hint="",
         error="",
         exit_code=None,
@@ -141,7 +154,7 @@ def _set_priority_one(turn: Turn, row: JobRow, priority: int, by: str) -> str:
         live.priority = priority
     elif row.is_ready:
         leave_line(turn, row.class_id, row.priority, row.seq)
-        enter_line(turn, Ready(*row._replace(priority=priority)[:12]))
+        enter_line(turn, Ready.of(row._replace(priority=priority)))
     return ""
 
 

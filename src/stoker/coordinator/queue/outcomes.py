@@ -11,7 +11,10 @@ from stoker.model.json_text import loads
 from stoker.model.lifecycle import JobState
 from stoker.wire.orders import OnChangedCode, Outcome
 
-_NOT_COMPARED = frozenset({"code"})
+_CODE = frozenset({"code", "code_tree", "code_folder", "commit", "folder", "project"})
+"""Which code it is, and where that lies: told apart from what is wanted."""
+CODE_TREE = "code_tree"
+"""What is said to have changed if no more did than other files of the project."""
 
 
 @frozen
@@ -26,30 +29,43 @@ class Fate:
     """Afterwards."""
     changes: tuple[str, ...] = ()
 
+    @property
+    def is_to_be_written(self) -> bool:
+        """Whether the job is to be as it is asked for now. What a result was made from stays as it was."""
+        return bool(self.changes) and not (self.changes == (CODE_TREE,) and JobState(self.state).is_terminal)
+
 
 def decide(draft: Draft, row: JobRow | None, on_changed_code: OnChangedCode) -> Fate:
-    """Say what becomes of an order. Its state is kept, except where its code is another now."""
+    """Say what becomes of an order. Its state is kept, except where its code is another now.
+
+    A job that failed is tried again with anything that changed in its project; a result is doubted only if the
+    program's own files did, and run again on demand alone; what has not ended runs with what the project is now.
+    """
     if row is None:
         return Fate(draft=draft, row=None, outcome=Outcome.NEW, state=JobState.PENDING.value)
-    changes = () if draft.text == row.spec else changed_fields(loads(row.spec), loads(draft.text))
+    old, new = ({}, {}) if draft.text == row.spec else (loads(row.spec), loads(draft.text))
+    changes = changed_fields(old, new)
     is_other_code = bool(draft.code and row.code and draft.code != row.code)
-    if is_other_code and row.state == JobState.FAILED.value:
+    is_other_tree = old.get("code_tree", "") != new.get("code_tree", "")
+    is_wanted_again = row.state == JobState.FAILED.value or (
+        row.state == JobState.COMPLETED.value and on_changed_code is OnChangedCode.RERUN
+    )
+    if (is_other_code or is_other_tree) and is_wanted_again:
         return Fate(
             draft=draft, row=row, outcome=Outcome.REQUEUED, state=JobState.PENDING.value, changes=(*changes, "code")
         )
     if is_other_code and row.state == JobState.COMPLETED.value:
-        if on_changed_code is OnChangedCode.RERUN:
-            return Fate(
-                draft=draft, row=row, outcome=Outcome.REQUEUED, state=JobState.PENDING.value, changes=(*changes, "code")
-            )
         return Fate(draft=draft, row=row, outcome=Outcome.KEPT, state=row.state, changes=changes)
     if is_other_code or (draft.code and not row.code):
         changes = (*changes, "code")
-    return Fate(
-        draft=draft, row=row, outcome=Outcome.CHANGED if changes else Outcome.KNOWN, state=row.state, changes=changes
-    )
+    outcome = Outcome.CHANGED if changes else Outcome.KNOWN
+    if is_other_tree:
+        # Nothing that anybody would call another job: some file of the project, perhaps the manifest itself.
+        changes = (*changes, CODE_TREE)
+    return Fate(draft=draft, row=row, outcome=outcome, state=row.state, changes=changes)
 
 
 def changed_fields(old: dict[str, Any], new: dict[str, Any]) -> tuple[str, ...]:
-    """Name the fields of an order that are others now."""
-    return tuple(name for name, value in new.items() if name not in _NOT_COMPARED and old.get(name) != value)
+    """Name the fields of an order that are others now, but for those about its code."""
+    apart = _CODE if new.get("code_tree") else _CODE - {"folder"}
+    return tuple(name for name, value in new.items() if name not in apart and old.get(name) != value)

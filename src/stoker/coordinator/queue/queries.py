@@ -12,15 +12,21 @@ from stoker.coordinator.database.tables import (
     AFTER,
     ATTEMPTS,
     BUNDLES,
+    CERTIFICATES,
     CLAIMS,
     CLASSES,
+    CONTENTS,
     EVENTS,
+    HOOKS,
+    INVITES,
     JOBS,
     LEASES,
     MACHINES,
     META,
     POLICIES,
     SUBMISSIONS,
+    SYMPTOMS,
+    TOKENS,
 )
 from stoker.coordinator.queue.rows import LEASE_FIELDS, READY_FIELDS, JobRow, LeaseRow
 
@@ -39,8 +45,12 @@ class Queries:
         self._make_loading()
         self._make_waiting()
         self._make_jobs()
+        self._make_health()
         self.submission = self._read(
             select(SUBMISSIONS.c.payload, SUBMISSIONS.c.answer).where(SUBMISSIONS.c.key == bindparam("of_key"))
+        )
+        self.old_submissions = self._read(
+            select(SUBMISSIONS.c.key).where(SUBMISSIONS.c.at_s < bindparam("before_s")).limit(bindparam("most"))
         )
 
     def _make_loading(self) -> None:
@@ -64,6 +74,11 @@ class Queries:
         )
         self.machines = self._read(select(*[MACHINES.c[name] for name in MACHINE_COLUMNS]))
         self.policies = self._read(select(POLICIES.c.policy))
+        self.invites = self._read(select(*INVITES.columns))
+        self.tokens = self._read(select(*TOKENS.columns))
+        self.certificates = self._read(
+            select(*CERTIFICATES.columns).where(CERTIFICATES.c.expires_s > bindparam("after_s"))
+        )
         self.claims = self._read(
             select(CLAIMS.c.request_id, CLAIMS.c.incarnation, CLAIMS.c.at_s, CLAIMS.c.granted).order_by(CLAIMS.c.at_s)
         )
@@ -119,15 +134,33 @@ class Queries:
         results = select(BUNDLES.c.id, BUNDLES.c.seq, BUNDLES.c.is_pinned, BUNDLES.c.pruned_s)
         self.results = self._read(results.where(self._one_of(BUNDLES.c.id, "ids")).order_by(BUNDLES.c.id))
         self.results_of = self._read(results.where(self._one_of(BUNDLES.c.seq, "seqs")))
+        self.content = self._read(
+            select(CONTENTS.c.at_s, CONTENTS.c.wanted_s, CONTENTS.c.is_pinned).where(
+                CONTENTS.c.tree == bindparam("of_tree")
+            )
+        )
         of_attempt = (ATTEMPTS.c.seq == bindparam("of_seq"), ATTEMPTS.c.attempt == bindparam("of_attempt"))
         self.attempt = self._read(
-            select(ATTEMPTS.c.epoch, ATTEMPTS.c.generation, ATTEMPTS.c.ending, ATTEMPTS.c.tree).where(*of_attempt)
+            select(
+                ATTEMPTS.c.epoch, ATTEMPTS.c.generation, ATTEMPTS.c.ending, ATTEMPTS.c.tree, ATTEMPTS.c.machine
+            ).where(*of_attempt)
         )
         self.lost_attempts = self._read(
             select(ATTEMPTS.c.machine, ATTEMPTS.c.started_s, ATTEMPTS.c.ending)
             .where(ATTEMPTS.c.seq == bindparam("of_seq"), text("attempts.cause = 'lost'"))
             .order_by(ATTEMPTS.c.attempt.desc())
             .limit(bindparam("most"))
+        )
+
+    def _make_health(self) -> None:
+        self.symptoms = self._read(select(*SYMPTOMS.columns))
+        self.hooks = self._read(select(*HOOKS.columns).order_by(HOOKS.c.id))
+        # Where a hook of some jobs begins: before the ends of those that have ended already.
+        ended = text("events.to_state IN ('completed', 'failed', 'cancelled')")
+        self.ends_of = self._read(
+            select(EVENTS.c.seq, func.max(EVENTS.c.id))
+            .where(self._one_of(EVENTS.c.seq, "seqs"), ended)
+            .group_by(EVENTS.c.seq)
         )
 
     def _one_of(self, column: ColumnElement[Any], name: str) -> ColumnElement[bool]:

@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
+from stoker.coordinator.authority.revocations import Revocations
+from stoker.coordinator.authority.standing import Standing
 from stoker.coordinator.database.opening import Database
 from stoker.coordinator.matching.matcher import Matcher
 from stoker.coordinator.queue.commands import Answer, Command
@@ -60,6 +62,7 @@ class Queue:
         faults: Callable[[str], None] = no_fault,
         sweep_every_s: float | None = 1.0,
         version: str = "",
+        revocations: Revocations | None = None,
     ) -> None:
         setting = Setting(
             clock=clock,
@@ -69,7 +72,9 @@ class Queue:
             has_object=has_object,
             randomness=randomness or random.Random().random,  # noqa: S311 - spreads retries, guards nothing
             version=version,
+            revocations=revocations or Revocations(),
         )
+        self.budgets = budgets
         self._writer = Writer(database, setting, faults=faults, sweep_every_s=sweep_every_s)
         self.reader = Reader(database, clock=clock)
         """Reads on their own connections, from any thread."""
@@ -111,9 +116,17 @@ class Queue:
                 return
         then(Unavailable("the coordinator is stopping", hint="ask again when it is back"))
 
-    def is_current(self, token: Token) -> bool:
-        """Say from memory whether a token is its job's own now. From any thread; the fence of file writes."""
-        return self._writer.is_current(token)
+    def is_current(self, token: Token, machine: str = "") -> bool:
+        """Say from memory whether a token is its job's own now, and the machine's, where one is named. From any thread.
+
+        The fence of file writes.
+        """
+        holder = self._writer.holder_of(token)
+        return holder is not None and machine in ("", holder)
+
+    def standing(self) -> Standing:
+        """Give who belongs to the fleet, from memory, for any thread. Only the writer changes it."""
+        return self._writer.standing()
 
     def on_change(self, listener: Listener) -> None:
         """Call `listener(newest event, became claimable)` after every commit, in the writer's thread.

@@ -7,7 +7,7 @@ from typing import Any
 
 from stoker.coordinator.queue.book import Machine
 from stoker.coordinator.queue.late import is_kept
-from stoker.coordinator.queue.roster import known_machine, see
+from stoker.coordinator.queue.roster import hold, known_machine, leave, see
 from stoker.coordinator.queue.rows import JobRow
 from stoker.coordinator.queue.turn import Turn
 from stoker.coordinator.queue.wishes import order_for
@@ -22,7 +22,13 @@ def renew(turn: Turn, said: Renewal) -> Renewed:
     """Let a worker's leases last longer, and say what it is to do with them."""
     machine = known_machine(turn, said.worker, said.incarnation)
     see(turn, machine)
+    machine.disk_free_bytes = said.measured.disk_free_bytes
+    if said.holdings is not None:
+        hold(turn, machine, said.holdings)
+    turn.book.matcher.hear_closed(machine.name, said.measured.closed)
     orders = [order for report in said.leases if (order := _renew_one(turn, machine, report)) is not None]
+    if said.is_leaving:
+        leave(turn, machine)
     return Renewed(
         lease_s=turn.pace.lease_s,
         heartbeat_s=turn.pace.heartbeat_s,
@@ -56,10 +62,15 @@ def write_down(turn: Turn) -> None:
 
 def _renew_one(turn: Turn, machine: Machine, report: LeaseReport) -> LeaseOrder | None:
     live = turn.book.live.get(report.job)
-    if live is None or not live.is_token(report.token()):
+    # A lease belongs to one machine: another one that knows its token does not keep it alive.
+    if live is None or live.machine != machine.name or not live.is_token(report.token()):
         return _not_live(turn, report)
     if report.is_alive and live.state == "running":
         live.until_tick_s = turn.tick_s + turn.pace.lease_s + turn.setting.times.grace_s
+    elif report.prepared > live.prepared and live.started_s is None:
+        # What it needs is on its way: as long as more of it comes, and no longer.
+        live.prepared = report.prepared
+        live.until_tick_s = max(live.until_tick_s, turn.tick_s + turn.setting.times.start_s)
     live.progress = _progress(report)
     live.is_changed = True
     return order_for(live, machine)

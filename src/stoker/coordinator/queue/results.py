@@ -7,6 +7,7 @@ from typing import Any
 from stoker.coordinator.queue.moves import json_or_empty
 from stoker.coordinator.queue.turn import Turn
 from stoker.model.fleet_errors import Conflict
+from stoker.model.json_text import loads
 from stoker.wire.leasing import Finish
 
 
@@ -24,6 +25,16 @@ def see_archive(turn: Turn, archive_sha256: str, size_bytes: int) -> None:
             archive_sha256=archive_sha256,
             size_bytes=found_bytes,
         )
+
+
+def is_checkpoint_here(turn: Turn, checkpoint: str) -> bool:
+    """Whether the bytes of a job's checkpoint are here: of one that has ended they may have been pruned."""
+    return turn.setting.has_object(loads(checkpoint)["archive_sha256"]) is not None
+
+
+def facts_text(said: Finish) -> str:
+    """Give what an attempt's row keeps of where, and from which code, its result was made."""
+    return json_or_empty({**said.facts, "code": said.code} if said.code else said.facts)
 
 
 def result_row(turn: Turn, seq: int, attempt: int, said: Finish) -> dict[str, Any]:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.coordinator.matching.joining import limits_of
-from stoker.coordinator.queue.book import Machine
-from stoker.coordinator.queue.commands import CloseMachine, Closing, Done, ForgetMachine, OpenMachine
+from stoker.coordinator.matching.joining import joined, limits_of
+from stoker.coordinator.queue.book import ACCEPTS, Book, Machine
+from stoker.coordinator.queue.code_words import unaccepted
+from stoker.coordinator.queue.commands import CloseMachine, Closing, Done, OpenMachine
+from stoker.coordinator.queue.environments import is_news, unable
 from stoker.coordinator.queue.losing import lose
 from stoker.coordinator.queue.moves import json_or_empty, plain
 from stoker.coordinator.queue.turn import Turn
+from stoker.hardware.placement.offer import Offer
+from stoker.model.capability_reading import capability_from_dict
 from stoker.model.errors import NotFound, Refused
 from stoker.model.fleet_errors import StaleLease
 from stoker.model.fleet_events import FleetKinds
 from stoker.model.json_text import dumps, loads
-from stoker.wire.leasing import Hello, Welcome
+from stoker.wire.leasing import Hello, Holdings, Welcome
 
 _OUTDATED = 8
 """So many earlier starts of a worker are remembered."""
@@ -36,8 +40,20 @@ def see(turn: Turn, machine: Machine) -> None:
     machine.seen_tick_s = turn.tick_s
     machine.row["last_seen_s"] = turn.now_s
     machine.is_changed = True
-    if not machine.is_offered:
+    # Who said goodbye says hello first: a word of before that came late brings nobody back.
+    if not machine.is_offered and machine.row["left_s"] is None:
         offer(turn, machine)
+
+
+def leave(turn: Turn, machine: Machine) -> None:
+    """Count on a machine no longer whose worker ends in order."""
+    if machine.row["left_s"] is not None:
+        return
+    machine.row["left_s"] = turn.now_s
+    turn.write(turn.statements.leave_machine, at_name=machine.name, left_s=turn.now_s)
+    turn.book.matcher.remove_machine(machine.name)
+    machine.is_offered = False
+    turn.tell(FleetKinds.MACHINE_LEFT, machine=machine.name)
 
 
 def offer(turn: Turn, machine: Machine) -> tuple[str, ...]:
@@ -52,10 +68,37 @@ def offer(turn: Turn, machine: Machine) -> tuple[str, ...]:
         machine.closed_devices,
         policy=book.policies.get(machine.name),
         limits=limits_of(loads(row["declared"]) if row["declared"] else {}),
+        unable={**unable(book, machine), **unaccepted(book, machine)},
     )
-    machine.is_offered = True
+    machine.is_offered, machine.away = True, None
     turn.is_claimable = True
     return drift
+
+
+def away(book: Book) -> tuple[Offer, ...]:
+    """Give what machines would offer that matching does not count on now, were they back and open."""
+    found = []
+    for machine in book.machines.values():
+        if machine.is_offered or not machine.row["capability"]:
+            continue
+        if machine.away is None:
+            row, name = machine.row, machine.name
+            machine.away = joined(
+                name,
+                capability_from_dict(loads(row["capability"])),
+                book.cluster.find(name) if book.cluster is not None else None,
+                row["slots"],
+                policy=book.policies.get(name),
+                limits=limits_of(loads(row["declared"]) if row["declared"] else {}),
+            ).offer
+        found.append(machine.away)
+    return tuple(found)
+
+
+def hold(turn: Turn, machine: Machine, holdings: Holdings) -> None:
+    """Note what a machine has; it is offered anew if that changes which jobs it can have."""
+    if is_news(turn.book, machine, holdings) and machine.is_offered:
+        offer(turn, machine)
 
 
 def hello(turn: Turn, said: Hello) -> Welcome:
@@ -68,12 +111,15 @@ def hello(turn: Turn, said: Hello) -> Welcome:
     was_digest = "" if machine is None else machine.row["capability_digest"]
     row = _row(turn, said, machine)
     fresh = Machine(row, machine.closed_devices if machine else {}, turn.tick_s)
+    fresh.holdings = said.holdings or Holdings()
     # Refuses a capability or a declaration that is none, before anything is changed.
     drift = offer(turn, fresh)
     if machine is not None:
         if is_new_start:
             for live in list(machine.leases.values()):
                 lose(turn, live, "its worker was started anew")
+            # Somebody may have done something about what it declined.
+            book.barred.pop(machine.name, None)
         fresh.leases = machine.leases
     book.machines[said.worker] = fresh
     turn.write(turn.statements.put_machine, **row)
@@ -101,7 +147,7 @@ def hello(turn: Turn, said: Hello) -> Welcome:
 
 def close_machine(turn: Turn, asked: CloseMachine) -> Done:
     """Give a machine, or some of its devices, nothing more."""
-    machine = _named(turn, asked.machine)
+    machine = named(turn, asked.machine)
     why = plain(asked.why) or f"{asked.how.value} by {plain(asked.by) or 'an operator'}"
     if asked.devices:
         if asked.how is not Closing.CORDON:
@@ -117,17 +163,29 @@ def close_machine(turn: Turn, asked: CloseMachine) -> Done:
 
 def open_machine(turn: Turn, asked: OpenMachine) -> Done:
     """Take that back."""
-    machine = _named(turn, asked.machine)
+    machine = named(turn, asked.machine)
     if asked.devices:
         machine.closed_devices = {
             uuid: why for uuid, why in machine.closed_devices.items() if uuid not in asked.devices
         }
     elif not machine.row["closed"]:
-        return Done(notes=(f"{asked.machine} is open already",))
+        return Done(notes=(f"{asked.machine} is open already", *_still_closed(turn, machine)))
     else:
         machine.row.update(closed="", why="", until_s=None)
     _write_closed(turn, machine, "opened", {"devices": list(asked.devices), "by": plain(asked.by)})
-    return Done(changed=(asked.machine,))
+    return Done(changed=(asked.machine,), notes=_still_closed(turn, machine))
+
+
+def _still_closed(turn: Turn, machine: Machine) -> tuple[str, ...]:
+    """Say what keeps jobs from a machine that is open for us: its own word, or devices that are closed."""
+    told = turn.book.matcher.told_closed(machine.name)
+    notes = []
+    if told:
+        notes.append(f"it takes nothing yet, it says: {told}; `stoker pause --off` on {machine.name} ends a pause")
+    if machine.closed_devices:
+        devices = ", ".join(sorted(machine.closed_devices))
+        notes.append(f"closed still: {devices}; `stoker machines open {machine.name} --device UUID` opens a device")
+    return tuple(notes)
 
 
 def cordon_device(turn: Turn, name: str, device: str, why: str) -> None:
@@ -138,25 +196,8 @@ def cordon_device(turn: Turn, name: str, device: str, why: str) -> None:
         _write_closed(turn, machine, Closing.CORDON.value, {"why": why, "devices": [device], "by": "the coordinator"})
 
 
-def forget_machine(turn: Turn, asked: ForgetMachine) -> Done:
-    """Remove a machine that holds no lease."""
-    machine = _named(turn, asked.machine)
-    if machine.leases:
-        jobs = sorted(live.id for live in machine.leases.values())
-        raise Refused(
-            f"{asked.machine} still holds {len(jobs)} lease{'s' * (len(jobs) != 1)}",
-            hint="drain it, or wait until its leases end",
-            jobs=jobs,
-        )
-    del turn.book.machines[asked.machine]
-    turn.book.matcher.remove_machine(asked.machine)
-    turn.book.barred.pop(asked.machine, None)
-    turn.write(turn.statements.drop_machine, at_name=asked.machine)
-    turn.tell(FleetKinds.MACHINE_FORGOTTEN, machine=asked.machine, fields=_said({"by": plain(asked.by)}))
-    return Done(changed=(asked.machine,))
-
-
-def _named(turn: Turn, name: str) -> Machine:
+def named(turn: Turn, name: str) -> Machine:
+    """Give a machine that is known."""
     machine = turn.book.machines.get(name)
     if machine is None:
         raise NotFound(f"there is no machine {name!r}", hint="`stoker machines` lists them", machine=name)
@@ -201,13 +242,15 @@ def _row(turn: Turn, said: Hello, machine: Machine | None) -> dict[str, Any]:
         "capability": json_or_empty(said.capability) or "{}",
         "capability_digest": plain(said.capability_digest)[:64],
         "slots": said.slots,
-        "declared": json_or_empty(said.declared),
+        "declared": json_or_empty({**said.declared, ACCEPTS: list(said.accepts)} if said.accepts else said.declared),
         "first_seen_s": old.get("first_seen_s", turn.now_s),
         "last_seen_s": turn.now_s,
         "closed": old.get("closed", ""),
         "why": old.get("why", ""),
         "until_s": old.get("until_s"),
         "closed_devices": old.get("closed_devices", ""),
+        "left_s": None,
+        "report": old.get("report", ""),
     }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from stoker.model.names import point_name
+
 
 class JobRow(NamedTuple):
     """What decisions about a job that is not live need; its fields are the columns, in this order."""
@@ -40,7 +42,7 @@ class JobRow(NamedTuple):
     @property
     def shown(self) -> str:
         """What people call it."""
-        return f"{self.name}/{self.number}" if self.number else self.name
+        return point_name(self.name, self.number)
 
 
 class LeaseRow(NamedTuple):
@@ -65,6 +67,7 @@ class LeaseRow(NamedTuple):
     lost: int
     declined: int
     started_s: float | None
+    message: str
     spec: str
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from stoker.coordinator.authority.revocations import Revocations
 from stoker.coordinator.matching.matcher import Matcher
 from stoker.model.clock import Clock
-from stoker.model.frozen import frozen
+from stoker.model.frozen import fresh, frozen
 from stoker.model.leases import Budgets, FleetTimes
 
 
@@ -24,6 +25,7 @@ class Setting:
     """From 0 to 1."""
     version: str = ""
     """The program's."""
+    revocations: Revocations = fresh(factory=Revocations)
 
 
 class CoordinatorTime:

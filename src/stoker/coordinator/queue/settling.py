@@ -11,7 +11,7 @@ from typing import Any
 
 from stoker.coordinator.queue.book import Live
 from stoker.coordinator.queue.commands import Write
-from stoker.coordinator.queue.late import answer_late
+from stoker.coordinator.queue.late import answer_late, not_theirs
 from stoker.coordinator.queue.moves import (
     Ending,
     close_job,
@@ -19,14 +19,14 @@ from stoker.coordinator.queue.moves import (
     json_or_empty,
     plain,
     return_to_line,
-    small,
     tell_start,
 )
-from stoker.coordinator.queue.results import result_row, see_archive
+from stoker.coordinator.queue.results import facts_text, result_row, see_archive
 from stoker.coordinator.queue.roster import cordon_device
 from stoker.coordinator.queue.turn import Turn
 from stoker.model.budgets import (
     DECLINE_PAUSE_S,
+    LASTING_DECLINE_S,
     Charge,
     Failed,
     Spent,
@@ -59,7 +59,9 @@ def write(turn: Turn, asked: Write) -> Settled:
     said = asked.said
     live = turn.book.live.get(asked.job)
     if live is None or not live.is_token(said.token(asked.job)):
-        return answer_late(turn, asked.job, said)
+        return answer_late(turn, asked.job, said, machine=asked.machine)
+    if asked.machine not in ("", live.machine):
+        raise not_theirs(asked.job, asked.machine)
     do: Callable[[Turn, Live, Any], Settled] = _VERBS[type(said)]
     return do(turn, live, said)
 
@@ -73,6 +75,8 @@ def _start(turn: Turn, live: Live, said: Start) -> Settled:
     turn.write(turn.statements.start_attempt, **at, at_attempt=live.attempt, started_s=turn.now_s)
     tell_start(turn, live, **({"run": plain(said.run)} if said.run else {}))
     live.started_s = turn.now_s
+    # What it said while it was prepared is no longer so.
+    live.progress = ""
     live.until_tick_s = turn.tick_s + turn.pace.lease_s + turn.setting.times.grace_s
     live.is_changed = True
     return _settled(live)
@@ -80,9 +84,8 @@ def _start(turn: Turn, live: Live, said: Start) -> Settled:
 
 def _finish(turn: Turn, live: Live, said: Finish) -> Settled:
     see_archive(turn, said.archive_sha256, said.size_bytes)
-    facts = {**said.facts, "code": said.code} if said.code else said.facts
     ending = Ending(
-        ending="completed", kind=FleetKinds.JOB_FINISHED, exit_code=0, tree=said.tree, facts=json_or_empty(facts)
+        ending="completed", kind=FleetKinds.JOB_FINISHED, exit_code=0, tree=said.tree, facts=facts_text(said)
     )
     complete_job(
         turn, live, ending, result_row(turn, live.seq, live.attempt, said), tree=said.tree, seconds=said.seconds
@@ -109,7 +112,7 @@ def _fail(turn: Turn, live: Live, said: Fail) -> Settled:
         "message": plain(said.message),
         "hint": plain(said.hint),
         "error": json_or_empty(said.error),
-        "exit_code": small(said.exit_code),
+        "exit_code": said.exit_code,
     }
     _follow(turn, live, then, said_so, said.seconds)
     if charge is Charge.USER and not live.is_cancelling:
@@ -148,7 +151,8 @@ def _decline(turn: Turn, live: Live, said: Decline) -> Settled:
     if live.is_cancelling:
         return _cancelled(turn, live, plain(said.reason))
     live.declined += 1
-    turn.book.barred.setdefault(live.machine, {})[live.seq] = turn.tick_s + DECLINE_PAUSE_S
+    pause_s = LASTING_DECLINE_S if said.lasts else DECLINE_PAUSE_S
+    turn.book.barred.setdefault(live.machine, {})[live.seq] = turn.tick_s + pause_s
     turn.book.matcher.doubt(live.machine, is_doubted=True)
     ending = Ending(
         ending="declined", kind=FleetKinds.JOB_DECLINED, cause=plain(said.reason)[:40], message=plain(said.message)
@@ -163,7 +167,7 @@ def _confirm_cancel(turn: Turn, live: Live, said: CancelConfirmed) -> Settled:
         raise IllegalMove(
             "nobody asked to cancel this job", hint="release it, or say how it failed", state=live.state, move="cancel"
         )
-    return _cancelled(turn, live, plain(said.why))
+    return _cancelled(turn, live, live.cancel_why or plain(said.why))
 
 
 def _cancelled(turn: Turn, live: Live, why: str) -> Settled:

@@ -17,16 +17,22 @@ from stoker.coordinator.database.tables import (
     AFTER,
     ATTEMPTS,
     BUNDLES,
+    CERTIFICATES,
     CLAIMS,
     CLASSES,
+    CONTENTS,
     COUNTERS,
     EVENTS,
+    HOOKS,
+    INVITES,
     JOBS,
     LEASES,
     MACHINES,
     META,
     POLICIES,
     SUBMISSIONS,
+    SYMPTOMS,
+    TOKENS,
 )
 
 NEW_JOB = (
@@ -79,12 +85,13 @@ class Statements:
             state="pending", is_cancelling=False,
         )  # fmt: skip
         self.requeue_job = self._job(
-            "class_id", "epoch", "is_ready", "since_s", "changed_s", "blockers", "spec", "code",
-            state="pending", not_before_s=0, is_cancelling=False, user_failures=0, lost=0, declined=0, **_NOTHING_WRONG,
+            "class_id", "epoch", "is_ready", "since_s", "changed_s", "blockers", "spec", "code", "checkpoint",
+            state="pending", ended_s=None, not_before_s=0, is_cancelling=False, user_failures=0, lost=0, declined=0,
+            **_NOTHING_WRONG,
         )  # fmt: skip
         self.set_class = self._job("class_id")
         self.set_priority = self._job("priority", "changed_s")
-        self.mark_cancelling = self._job("changed_s", is_cancelling=True)
+        self.mark_cancelling = self._job("changed_s", "message", is_cancelling=True)
         self.block_job = self._job("blockers", "is_ready", "since_s", "changed_s")
         self.ready_job = self._job("since_s", "changed_s", is_ready=True)
         self.point_checkpoint = self._job("checkpoint", "changed_s")
@@ -109,21 +116,37 @@ class Statements:
         )
         self.pin_results = self._write(update(BUNDLES).where(BUNDLES.c.seq == bindparam("at_seq")), "is_pinned")
         self.prune_result = self._write(update(BUNDLES).where(BUNDLES.c.id == bindparam("at_id")), "pruned_s")
+        self.put_content = self._put(CONTENTS, "tree")
+        content = CONTENTS.c.tree == bindparam("at_tree")
+        self.want_content = self._write(update(CONTENTS).where(content), "wanted_s")
+        self.drop_content = self._write(delete(CONTENTS).where(content))
         self.add_claim = self._add(CLAIMS)
         self.drop_claim = self._write(delete(CLAIMS).where(CLAIMS.c.request_id == bindparam("at_id")))
         self.put_machine = self._put(MACHINES, "name")
         machine = MACHINES.c.name == bindparam("at_name")
         self.see_machine = self._write(update(MACHINES).where(machine), "last_seen_s")
+        self.leave_machine = self._write(update(MACHINES).where(machine), "left_s")
         self.close_machine = self._write(update(MACHINES).where(machine), "closed", "why", "until_s", "closed_devices")
+        self.put_report = self._write(update(MACHINES).where(machine), "report")
         self.drop_machine = self._write(delete(MACHINES).where(machine))
         self.put_policy = self._put(POLICIES, "name")
+        self.put_invite = self._put(INVITES, "id")
+        self.put_token = self._put(TOKENS, "id")
+        self.put_certificate = self._put(CERTIFICATES, "serial")
+        self.put_symptom = self._put(SYMPTOMS, "machine", "device", "symptom")
+        keys = ("machine", "device", "symptom")
+        symptom = and_(*(SYMPTOMS.c[name] == bindparam(f"at_{name}") for name in keys))
+        self.drop_symptom = self._write(delete(SYMPTOMS).where(symptom))
+        self.put_hook = self._put(HOOKS, "id")
+        self.drop_hook = self._write(delete(HOOKS).where(HOOKS.c.id == bindparam("at_id")))
         self.add_submission = self._add(SUBMISSIONS)
+        self.drop_submission = self._write(delete(SUBMISSIONS).where(SUBMISSIONS.c.key == bindparam("at_key")))
         self.put_meta = self._put(META, "key")
         self.add_count = self._put(COUNTERS, "key", is_added=True)
         self.add_event = self._add(EVENTS)
 
-    def _write(self, statement: Any, *columns: str) -> Prepared:
-        prepared = Prepared(statement, self._dialect, columns)
+    def _write(self, statement: Any, *columns: str, is_distinct: bool = False) -> Prepared:
+        prepared = Prepared(statement, self._dialect, columns, is_distinct=is_distinct)
         self._all.append(prepared)
         return prepared
 
@@ -135,7 +158,7 @@ class Statements:
     def _add(self, table: Table) -> Prepared:
         return self._write(insert(table), *table.columns.keys())
 
-    def _put(self, table: Table, key: str, *, is_added: bool = False) -> Prepared:
+    def _put(self, table: Table, *keys: str, is_added: bool = False) -> Prepared:
         """Make a row, or bring the one that is there up to date; if `is_added`, its value grows by the new one."""
         make: Any = sqlite.insert if self._is_sqlite else postgresql.insert
         statement = make(table)
@@ -143,9 +166,11 @@ class Statements:
         others = {
             column.name: column + new[column.name] if is_added else new[column.name]
             for column in table.columns
-            if column.name != key
+            if column.name not in keys
         }
-        return self._write(statement.on_conflict_do_update(index_elements=[key], set_=others), *table.columns.keys())
+        upsert = statement.on_conflict_do_update(index_elements=list(keys), set_=others)
+        # A batch adds up what a counter grows by, and so names it once.
+        return self._write(upsert, *table.columns.keys(), is_distinct=is_added)
 
     def _job(self, *columns: str, **constants: str | float | bool | None) -> Prepared:
         """Change a job's row, if it is still the one that was decided about."""

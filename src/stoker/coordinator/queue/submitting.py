@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import groupby
 from typing import Any
 
 from stoker.coordinator.queue.arranging import Arrangement, arrange
 from stoker.coordinator.queue.classes import class_of
 from stoker.coordinator.queue.declaring import put_policies
-from stoker.coordinator.queue.drafting import Drafts
+from stoker.coordinator.queue.drafting import Draft, Drafts
 from stoker.coordinator.queue.following import recount
 from stoker.coordinator.queue.moves import enter_line, leave_line, plain
 from stoker.coordinator.queue.operating import requeue_row
@@ -19,6 +20,7 @@ from stoker.coordinator.queue.waiting import Ready
 from stoker.model.fleet_errors import Conflict
 from stoker.model.fleet_events import FleetKinds
 from stoker.model.lifecycle import JobState
+from stoker.wire.codec import alike
 from stoker.wire.orders import OrderOutcome, Outcome, Submission, Submitted
 
 
@@ -62,37 +64,39 @@ def _again(asked: Submission, drafts: Drafts, payload: str, answer: str) -> Subm
 def _answer(turn: Turn, asked: Submission, drafts: Drafts, fates: list[Fate]) -> Submitted:
     by_id = {fate.draft.order.id: fate for fate in fates}
     jobs = []
+    firsts: dict[tuple[Outcome, str], OrderOutcome] = {}
     for order in asked.jobs:
         fate = by_id[order.id]
-        shown = f"{order.name}/{order.number}" if order.number else order.name
-        is_twin = fate.draft.order is not order
-        jobs.append(
-            OrderOutcome(
-                id=order.id,
-                name=order.name,
-                number=order.number,
-                outcome=Outcome.KNOWN if is_twin else fate.outcome,
-                state=fate.state,
-                changes=(f"the same job as {drafts.twins.get(shown, fate.draft.shown)}",) if is_twin else fate.changes,
-            )
-        )
-    counts = Counter(job.outcome.value for job in jobs)
+        own: dict[str, Any] = {"id": order.id, "name": order.name, "number": order.number}
+        if fate.draft.order is not order:
+            shown = f"{order.name}/{order.number}" if order.number else order.name
+            changes = (f"the same job as {drafts.twins.get(shown, fate.draft.shown)}",)
+            jobs.append(OrderOutcome(**own, outcome=Outcome.KNOWN, state=fate.state, changes=changes))
+        elif fate.changes:
+            was = fate.row.shown if fate.row is not None and fate.row.shown != fate.draft.shown else ""
+            own |= {"outcome": fate.outcome, "state": fate.state, "changes": fate.changes, "known_as": was}
+            jobs.append(OrderOutcome(**own))
+        elif (fate.outcome, fate.state) in firsts:
+            jobs.append(alike(firsts[fate.outcome, fate.state], own))
+        else:
+            jobs.append(OrderOutcome(**own, outcome=fate.outcome, state=fate.state))
+            firsts[fate.outcome, fate.state] = jobs[-1]
+    counts = {outcome.value: count for outcome, count in Counter([job.outcome for job in jobs]).items()}
     vanished: list[str] = []
     if asked.source:
         rows = turn.read(turn.queries.of_source, of_source=plain(asked.source))
         vanished = [f"{name}/{number}" if number else name for id, name, number in rows if id not in by_id]
-    return Submitted(jobs=tuple(jobs), counts=dict(counts), vanished=tuple(vanished), dry_run=asked.dry_run)
+    return Submitted(jobs=tuple(jobs), counts=counts, vanished=tuple(vanished), dry_run=asked.dry_run)
 
 
 def _apply(turn: Turn, asked: Submission, fates: list[Fate], arrangement: Arrangement) -> None:
-    for fate in fates:
-        seq = arrangement.seqs[fate.draft.order.id]
-        if fate.row is None:
-            _add(turn, asked, fate, seq, arrangement.blockers.get(seq, 0))
-        elif fate.outcome is Outcome.REQUEUED:
-            requeue_row(turn, fate.row, spec=fate.draft.text, code=fate.draft.code, why="its code is another now")
-        elif fate.changes:
-            _change(turn, asked, fate, fate.row)
+    classes = _Classes(turn)
+    for is_new, some in groupby(fates, key=_is_new):
+        if is_new:
+            _add(turn, asked, list(some), arrangement, classes)
+        else:
+            for fate in some:
+                _bring_up_to_date(turn, asked, fate)
     turn.book.seq = max(turn.book.seq, *arrangement.seqs.values(), 0)
     known = {fate.row.seq for fate in fates if fate.row is not None}
     for seq, befores in arrangement.befores.items():
@@ -106,39 +110,84 @@ def _apply(turn: Turn, asked: Submission, fates: list[Fate], arrangement: Arrang
         recount(turn, rearranged)
 
 
-def _add(turn: Turn, asked: Submission, fate: Fate, seq: int, blockers: int) -> None:
-    order = fate.draft.order
-    class_id = class_of(turn, fate.draft.placed_by)
-    is_ready = not blockers
-    turn.write(
-        turn.statements.add_job,
-        seq=seq,
-        id=order.id,
-        name=order.name,
-        number=order.number,
-        label=order.label,
-        recipe=order.recipe,
-        mode=order.mode,
-        spec=fate.draft.text,
-        code=fate.draft.code,
-        class_id=class_id,
-        priority=order.priority,
-        state="pending",
-        is_ready=is_ready,
-        blockers=blockers,
-        since_s=turn.now_s,
-        submitter=plain(asked.submitter),
-        source=plain(asked.source),
-        submitted_s=turn.now_s,
-        changed_s=turn.now_s,
-    )
-    turn.tell(FleetKinds.JOB_SUBMITTED, seq=seq, epoch=0, to_state="pending")
-    turn.count_move("", "pending")
-    if is_ready:
-        enter_line(
-            turn,
-            Ready(seq, order.id, class_id, order.priority, turn.now_s, 0, 0, 0, 0, 0, fate.draft.text, ""),
+def _is_new(fate: Fate) -> bool:
+    return fate.row is None
+
+
+def _bring_up_to_date(turn: Turn, asked: Submission, fate: Fate) -> None:
+    if fate.row is None:
+        return
+    if fate.outcome is Outcome.REQUEUED:
+        requeue_row(turn, fate.row, spec=fate.draft.text, code=fate.draft.code, why="its code is another now")
+    elif fate.is_to_be_written:
+        _change(turn, asked, fate, fate.row)
+
+
+def _add(turn: Turn, asked: Submission, fates: list[Fate], arrangement: Arrangement, classes: _Classes) -> None:
+    """Take in jobs that are new. There may be ten thousand: what is the same of all is made once."""
+    seqs, blocked = arrangement.seqs, arrangement.blockers
+    now_s, waiting = turn.now_s, turn.book.waiting
+    same = {
+        "state": "pending",
+        "since_s": now_s,
+        "submitter": plain(asked.submitter),
+        "source": plain(asked.source),
+        "submitted_s": now_s,
+        "changed_s": now_s,
+    }
+    rows: list[dict[str, Any]] = []
+    ready: Counter[int] = Counter()
+    for fate in fates:
+        order, text = fate.draft.order, fate.draft.text
+        seq, class_id = seqs[order.id], classes.of(fate.draft)
+        blockers = blocked.get(seq, 0)
+        rows.append(
+            {
+                **same,
+                "seq": seq,
+                "id": order.id,
+                "name": order.name,
+                "number": order.number,
+                "label": order.label,
+                "recipe": order.recipe,
+                "mode": order.mode,
+                "spec": text,
+                "code": fate.draft.code,
+                "class_id": class_id,
+                "priority": order.priority,
+                "is_ready": not blockers,
+                "blockers": blockers,
+            }
         )
+        if not blockers:
+            ready[class_id] += 1
+            waiting.add(Ready(seq, order.id, class_id, order.priority, now_s, 0, 0, 0, 0, 0, text, ""))
+    turn.write_all(turn.statements.add_job, rows)
+    turn.tell_all(FleetKinds.JOB_SUBMITTED, [row["seq"] for row in rows], epoch=0, to_state="pending")
+    turn.count("state:pending", len(rows))
+    for class_id, count in ready.items():
+        turn.count(f"class:{class_id}", count)
+        turn.is_claimable = True
+
+
+class _Classes:
+    """The classes of one submission's jobs, most of which are alike."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._known: dict[tuple[Any, ...], int] = {}
+
+    def of(self, draft: Draft) -> int:
+        order = draft.order
+        if self._turn.book.listed or self._turn.book.tells_code_apart:
+            # Then names count, too, or code.
+            return class_of(self._turn, draft.placed_by)
+        environment = tuple([(one.platform, one.digest) for one in order.environment])
+        sort = (*order.requirements.__dict__.values(), order.allowed_hosts, order.prefer_hosts, environment)
+        class_id = self._known.get(sort)
+        if class_id is None:
+            class_id = self._known[sort] = class_of(self._turn, draft.placed_by)
+        return class_id
 
 
 def _change(turn: Turn, asked: Submission, fate: Fate, row: JobRow) -> None:

@@ -16,19 +16,17 @@ MOST_AT_ONCE = 500
 """Of each sort in one commit; the rest comes with the next."""
 CLAIMS_KEPT_S = 600.0
 CLAIMS_KEPT = 50_000
+SUBMISSIONS_KEPT_S = 7 * 24 * 3600.0
+_LOOK_FOR_OLD_EVERY_S = 3600.0
 
 
 def sweep(turn: Turn) -> SweepDone:
     """Look once."""
     turn.book.waiting.look_again()
-    expired = _expire(turn)
-    return SweepDone(
-        expired=expired,
-        readied=_ready(turn),
-        opened=_open(turn),
-        forgotten_claims=_forget_claims(turn),
-        next_s=_next_s(turn, is_more=len(expired) >= MOST_AT_ONCE),
-    )
+    done = SweepDone(expired=_expire(turn), readied=_ready(turn), opened=_open(turn))
+    _forget_claims(turn)
+    _forget_submissions(turn)
+    return done
 
 
 def settles_at_tick_s(turn: Turn) -> float:
@@ -55,7 +53,10 @@ def _expire(turn: Turn) -> tuple[str, ...]:
 
 def _why(turn: Turn, live: Live) -> str:
     if live.started_s is None:
-        return f"granted to {live.machine} and not started within {format_duration(turn.setting.times.start_s)}"
+        start = format_duration(turn.setting.times.start_s)
+        if live.prepared:
+            return f"granted to {live.machine}, which brought no more of what it needs for {start}"
+        return f"granted to {live.machine} and not started within {start}"
     return f"nothing was heard of it from {live.machine} for {format_duration(turn.pace.lease_s)} and the grace"
 
 
@@ -102,7 +103,7 @@ def _open(turn: Turn) -> tuple[str, ...]:
     return tuple(over)
 
 
-def _forget_claims(turn: Turn) -> int:
+def _forget_claims(turn: Turn) -> None:
     """Forget requests that nobody will repeat: old ones, and those beyond the bound whose jobs have started."""
     claims, live = turn.book.claims, turn.book.live_by_seq
     forgotten: list[str] = []
@@ -120,19 +121,16 @@ def _forget_claims(turn: Turn) -> int:
     for request_id in forgotten:
         del claims[request_id]
         turn.write(turn.statements.drop_claim, at_id=request_id)
-    return len(forgotten)
 
 
-def _next_s(turn: Turn, *, is_more: bool) -> float | None:
-    if is_more:
-        return turn.now_s
+def _forget_submissions(turn: Turn) -> None:
+    """Forget answers under keys that nobody will repeat: an hour's walk through the table, some at a time."""
     book = turn.book
-    due = [turn.now_s + max(live.until_tick_s - turn.tick_s, 0.0) for live in book.live.values()]
-    due += [
-        machine.row["until_s"]
-        for machine in book.machines.values()
-        if machine.row["closed"] and machine.row["until_s"] is not None
-    ]
-    if book.next_delay_s != float("inf"):
-        due.append(book.next_delay_s)
-    return min(due) if due else None
+    if turn.tick_s < book.next_old_tick_s:
+        return
+    before_s = turn.now_s - SUBMISSIONS_KEPT_S
+    rows = turn.read(turn.queries.old_submissions, before_s=before_s, most=MOST_AT_ONCE)
+    for (key,) in rows:
+        turn.write(turn.statements.drop_submission, at_key=key)
+    if len(rows) < MOST_AT_ONCE:
+        book.next_old_tick_s = turn.tick_s + _LOOK_FOR_OLD_EVERY_S

@@ -6,6 +6,7 @@ commit fails, memory is thrown away and read again.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy.engine import Dialect
@@ -82,6 +83,10 @@ class Turn:
         """Leave a row."""
         self._batch.add(statement, row)
 
+    def write_all(self, statement: Prepared, rows: list[dict[str, Any]]) -> None:
+        """Leave many rows."""
+        self._batch.add_all(statement, rows)
+
     def move(self, seq: int) -> None:
         """Say that rows of this job follow; what an earlier command of this turn did to it is written first."""
         moved = self._batch.moved
@@ -100,6 +105,15 @@ class Turn:
         fields = told["fields"]
         told["fields"] = dumps(fields) if fields else ""
         self._batch.add(self.statements.add_event, told)
+
+    def tell_all(self, kind: str, seqs: Iterable[int], **row: Any) -> None:
+        """Leave the same event, but for the job, of each of these; nothing stands in its `fields`."""
+        book = self.book
+        told = {**_NO_EVENT, "at_s": self.now_s, "kind": kind, "generation": book.generation, "fields": "", **row}
+        first = book.event_id + 1
+        rows = [{**told, "id": id, "seq": seq} for id, seq in enumerate(seqs, first)]
+        book.event_id += len(rows)
+        self._batch.add_all(self.statements.add_event, rows)
 
     def count_move(self, before: str, after: str) -> None:
         """Count a job out of one state and into another."""

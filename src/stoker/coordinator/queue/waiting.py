@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection
+from typing import Any
 
 from stoker.coordinator.matching.heads import Head
 from stoker.coordinator.matching.line import Line
+from stoker.coordinator.queue.rows import READY_FIELDS, JobRow
 
 PAGE = 16
 LARGEST_PAGE = 256
@@ -62,6 +64,12 @@ class Ready:
         self.declined = declined
         self.spec = spec
         self.checkpoint = checkpoint
+
+    @classmethod
+    def of(cls, row: JobRow) -> Ready:
+        """Give a job as its row has it."""
+        fields: tuple[Any, ...] = row[: len(READY_FIELDS)]
+        return cls(*fields)
 
     def __lt__(self, other: Ready) -> bool:
         return self.seq < other.seq

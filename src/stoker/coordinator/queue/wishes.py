@@ -15,7 +15,7 @@ from stoker.wire.leasing import Do, LeaseOrder
 def order_for(live: Live, machine: Machine) -> LeaseOrder | None:
     """Say what a machine is to do with one of its leases, if it is to do anything."""
     if live.is_cancelling:
-        return LeaseOrder(job=live.id, epoch=live.epoch, do=Do.CANCEL, why="somebody no longer wants it")
+        return LeaseOrder(job=live.id, epoch=live.epoch, do=Do.CANCEL, why=live.cancel_why)
     if machine.row["closed"] == Closing.PAUSE.value:
         return LeaseOrder(job=live.id, epoch=live.epoch, do=Do.RELEASE, why=machine.closed)
     return None

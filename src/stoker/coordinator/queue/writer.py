@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from stoker.coordinator.authority.standing import Standing
 from stoker.coordinator.database.opening import Database
 from stoker.coordinator.database.writer_connection import RowRefused, WriterConnection
-from stoker.coordinator.matching.matcher import Matcher
+from stoker.coordinator.queue.acceptance import greet
 from stoker.coordinator.queue.batch import RowChanged
 from stoker.coordinator.queue.book import Book
 from stoker.coordinator.queue.claiming import claim
@@ -23,7 +24,9 @@ from stoker.coordinator.queue.commands import (
     CloseMachine,
     Command,
     Declare,
+    DropTrees,
     ForgetMachine,
+    KeepTree,
     Look,
     Looked,
     OpenMachine,
@@ -32,20 +35,27 @@ from stoker.coordinator.queue.commands import (
     RequeueJobs,
     SetPriority,
     Sweep,
+    WantTree,
     Write,
 )
+from stoker.coordinator.queue.contents import drop_trees, keep_tree, want_tree
 from stoker.coordinator.queue.declaring import declare
 from stoker.coordinator.queue.drafting import Drafts, draft
+from stoker.coordinator.queue.executing import EXEC_VERBS
+from stoker.coordinator.queue.fleet_health import HEALTH_VERBS
 from stoker.coordinator.queue.following import update_followers
+from stoker.coordinator.queue.forgetting import forget_machine, revoke_certificate
 from stoker.coordinator.queue.loading import load
 from stoker.coordinator.queue.operating import cancel, requeue, set_priority
 from stoker.coordinator.queue.renewing import renew, write_down
 from stoker.coordinator.queue.retaining import pin, prune
-from stoker.coordinator.queue.roster import close_machine, forget_machine, hello, open_machine
+from stoker.coordinator.queue.roster import away, close_machine, open_machine
 from stoker.coordinator.queue.setting import Setting
 from stoker.coordinator.queue.settling import write
 from stoker.coordinator.queue.submitting import submit
 from stoker.coordinator.queue.sweeping import end_leases_of_the_past, sweep
+from stoker.coordinator.queue.trust_commands import RevokeCertificate
+from stoker.coordinator.queue.trusting import TRUST_VERBS
 from stoker.coordinator.queue.turn import Turn, words_of
 from stoker.model.errors import BadInput, Bug, StokerError
 from stoker.model.fleet_errors import AlreadyServing, DatabaseTrouble
@@ -60,18 +70,25 @@ _VERBS: dict[type, Callable[[Turn, Any], Answer]] = {
     Claim: claim,
     Write: write,
     Renewal: renew,
-    Hello: hello,
+    Hello: greet,
     CancelJobs: cancel,
     RequeueJobs: requeue,
     SetPriority: set_priority,
     PinJobs: pin,
     PruneBundles: prune,
+    KeepTree: keep_tree,
+    WantTree: want_tree,
+    DropTrees: drop_trees,
     CloseMachine: close_machine,
     OpenMachine: open_machine,
     ForgetMachine: forget_machine,
     Declare: declare,
     Sweep: lambda turn, _: sweep(turn),
-    Look: lambda turn, _: _look(turn.book.matcher),
+    Look: lambda turn, _: _look(turn.book),
+    RevokeCertificate: revoke_certificate,
+    **TRUST_VERBS,
+    **HEALTH_VERBS,
+    **EXEC_VERBS,
 }
 
 
@@ -89,7 +106,7 @@ class Letter:
 
 
 class Writer:
-    """Everything here runs in one thread, except `is_current`, `pace` and `trouble`."""
+    """Everything here runs in one thread, except `holder_of`, `standing`, `pace` and `trouble`."""
 
     def __init__(
         self, database: Database, setting: Setting, *, faults: Callable[[str], None], sweep_every_s: float | None
@@ -117,13 +134,14 @@ class Writer:
             self._do(letters)
         self._do_chores()
 
-    def is_current(self, token: Token) -> bool:
-        """Say whether a token is its job's own now. From any thread; raises while nobody can say."""
-        book = self._book
-        if book is None:
-            raise self.trouble or DatabaseTrouble("the queue reads its rows again", hint="try again")
-        live = book.live.get(token.job)
-        return live is not None and live.is_token(token)
+    def holder_of(self, token: Token) -> str | None:
+        """Give the machine whose lease a token is; none: it is nobody's now. From any thread, as `standing`."""
+        live = self._known().live.get(token.job)
+        return live.machine if live is not None and live.is_token(token) else None
+
+    def standing(self) -> Standing:
+        """Give who belongs to the fleet. From any thread; raises while nobody can say."""
+        return self._known().standing
 
     def pace(self) -> Pace:
         """Say how long leases last now. From any thread."""
@@ -133,6 +151,12 @@ class Writer:
             return pace
         settles_s = book.time.started_tick_s + pace.lease_s + self._setting.times.grace_s - book.time.tick_s()
         return changed(pace, settling_s=max(0.0, settles_s))
+
+    def _known(self) -> Book:
+        book = self._book
+        if book is None:
+            raise self.trouble or DatabaseTrouble("the queue reads its rows again", hint="try again")
+        return book
 
     def rest_s(self) -> float:
         """Say how long there is nothing to do if nobody asks."""
@@ -280,8 +304,18 @@ def _obey(turn: Turn, letter: Letter) -> Answer | StokerError:
         return error
 
 
-def _look(matcher: Matcher) -> Looked:
-    return Looked(offers=matcher.offers(), wanted=matcher.wanted(), drift=matcher.drift())
+def _look(book: Book) -> Looked:
+    matcher = book.matcher
+    return Looked(
+        offers=matcher.offers(),
+        away=away(book),
+        wanted=matcher.wanted(),
+        drift=matcher.drift(),
+        holdings={name: one.holdings for name, one in book.machines.items() if one.holdings is not None},
+        disk_free_bytes={
+            name: free for name, one in book.machines.items() if (free := one.disk_free_bytes) is not None
+        },
+    )
 
 
 def _refusal(error: Exception) -> StokerError:

@@ -1,40 +1,64 @@
-"""Who may ask what: decided from a request's method, path and headers alone, before anything of it is read.
+"""Who asks, and whether they may: decided from a request's head and its connection, before anything else is read.
 
-On loopback reads and workers' routes are open, and what an operator changes needs the operator's token. Elsewhere
-everything needs it. The `Host` header must be ours: a web page that points its own name at 127.0.0.1 is refused, and so
-is any page's form that posts here.
+On loopback, without TLS, reads and workers' routes are open, and what an operator changes needs a token. Elsewhere
+every connection is TLS: machines are known by their certificates, people by tokens, and `needs` says what they may. The
+`Host` header of a loopback address must be ours: a web page that points its own name at 127.0.0.1 is refused, and so is
+any page's form that posts here.
 """
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from stoker.coordinator.authority.guesses import Guesses, Limit, source_of
+from stoker.coordinator.authority.standing import Standing
+from stoker.coordinator.service.needs import Need, need_of
 from stoker.coordinator.service.speech import Refusal
+from stoker.host.tls.peer import Certificate
+from stoker.model.clock import Clock
 from stoker.model.errors import BadInput
 from stoker.model.fleet_errors import NotAllowed, VersionSkew
 from stoker.model.frozen import frozen
+from stoker.model.principals import Principal, Role
 from stoker.wire.protocol import OLDEST, TOKEN_HEADER, VERSION, VERSION_HEADER
 
 _READS = frozenset({"GET", "HEAD"})
-_OF_WORKERS = re.compile(
-    r"/v1/(?:hello|claims|renewals|attempts/.*|uploads(?:/.*)?|job/claim|job/[^/]+/(?:heartbeat|complete|fail)|model/.*)"
-)
 _VERSION = VERSION_HEADER.lower().encode()
 _TOKEN = TOKEN_HEADER.lower().encode()
+_BEARER = b"bearer "
 _NEWEST = str(VERSION).encode()
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+_WRONG_TOKENS = Limit(burst=20, each_s=3.0)
+
+LOCAL_WORKER = Principal(name="", role=Role.WORKER)
+"""A worker of this machine: it may use any name."""
+LOCAL_READER = Principal(name="", role=Role.READ)
+NOBODY = Principal(name="", role=Role.READ)
+"""Of a route that is open to all."""
+
+
+@frozen
+class Peer:
+    """Who is at the other end of a connection, as far as it shows by itself."""
+
+    address: str = ""
+    certificate: Certificate | None = None
+    """One that the fleet's CA has signed and that holds, as TLS has verified."""
+
+
+UNKNOWN = Peer()
 
 
 @frozen
 class Rules:
-    """What requests are judged by."""
+    """What requests are judged by, the same for as long as a coordinator serves."""
 
     token: bytes
+    """The operator's own, from its file or the environment."""
     is_open: bool
-    """Reads and workers' routes need no token: it listens on loopback."""
+    """It listens on loopback, without TLS: reads and workers' routes need nothing."""
     hosts: frozenset[bytes]
     """The values of `Host` that mean us; none: any, since whoever asks from afar may know us by many names."""
 
@@ -60,26 +84,109 @@ def rules_for(*, token: str, host: str, port: int) -> Rules:
     return Rules(token=token.encode(), is_open=True, hosts=ours)
 
 
-def judge(rules: Rules, method: str, path: str, headers: Mapping[bytes, bytes]) -> None:
-    """Let a request pass, or refuse it with the reason."""
-    host = headers.get(b"host", b"")
-    if rules.hosts and host not in rules.hosts and host.lower() not in rules.hosts:
-        raise Refusal(
-            NotAllowed(
-                f"this coordinator is not called {host.decode('latin-1')!r}",
-                hint="ask it by the address that `stoker serve` printed, such as http://127.0.0.1:7717",
-            ),
-            403,
-        )
-    spoken = headers.get(_VERSION)
-    if spoken is not None and spoken != _NEWEST:
-        _judge_version(spoken)
-    is_read = method in _READS
-    if not is_read and b"origin" in headers:
-        _judge_origin(headers[b"origin"], host)
-    if rules.is_open and (is_read or _OF_WORKERS.fullmatch(path)):
-        return
-    _judge_token(rules, headers.get(_TOKEN))
+class Access:
+    """Judges requests. `on_use` hears the id of every token that was shown and counts."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        *,
+        standing: Callable[[], Standing],
+        clock: Clock,
+        on_use: Callable[[str], None] = lambda _id: None,
+    ) -> None:
+        self._rules = rules
+        self._standing = standing
+        self._clock = clock
+        self._on_use = on_use
+        self._wrong_tokens = Guesses(_WRONG_TOKENS)
+
+    def judge_worker(self, headers: Mapping[bytes, bytes], peer: Peer) -> Principal:
+        """Give the worker that speaks on a route of workers alone, or refuse with the reason."""
+        self._judge_head(headers, is_read=False)
+        return LOCAL_WORKER if self._rules.is_open else self._machine(peer)
+
+    def judge(self, method: str, path: str, headers: Mapping[bytes, bytes], peer: Peer = UNKNOWN) -> Principal:
+        """Give who asks, if they may, or refuse with the reason."""
+        is_read = method in _READS
+        need = need_of(method, path)
+        self._judge_head(headers, is_read=is_read, is_any_version=need.is_any_version)
+        if need.is_open:
+            return NOBODY
+        if self._rules.is_open:
+            if need.is_workers:
+                return LOCAL_WORKER
+            if need.role is Role.READ and is_read:
+                return LOCAL_READER
+        elif need.is_workers and (peer.certificate is not None or need.role is None):
+            return self._machine(peer)
+        return self._person(need, headers, peer)
+
+    def _judge_head(self, headers: Mapping[bytes, bytes], *, is_read: bool, is_any_version: bool = False) -> None:
+        hosts, host = self._rules.hosts, headers.get(b"host", b"")
+        if hosts and host not in hosts and host.lower() not in hosts:
+            raise Refusal(
+                NotAllowed(
+                    f"this coordinator is not called {host.decode('latin-1')!r}",
+                    hint="ask it by the address that `stoker serve` printed, such as http://127.0.0.1:7717",
+                ),
+                403,
+            )
+        spoken = headers.get(_VERSION)
+        if spoken is not None and spoken != _NEWEST and not is_any_version:
+            _judge_version(spoken)
+        if not is_read and b"origin" in headers:
+            _judge_origin(headers[b"origin"], host)
+
+    def _machine(self, peer: Peer) -> Principal:
+        shown = peer.certificate
+        if shown is None:
+            hint = "`stoker join CODE@HOST` gives a machine one; `stoker machines invite` makes the code"
+            raise Refusal(NotAllowed("this needs a machine's certificate", hint=hint), 401)
+        return self._standing().machine(shown.serial, shown.machine, self._clock.wall_s())
+
+    def _person(self, need: Need, headers: Mapping[bytes, bytes], peer: Peer) -> Principal:
+        given = shown_token(headers)
+        if given is None:
+            if peer.certificate is not None and not self._rules.is_open:
+                machine = self._machine(peer).name
+                raise NotAllowed(f"{machine} is a machine: it may not ask this", hint="a person asks it, with a token")
+            hint = (
+                "on the coordinator's machine `stoker` finds the token by itself, as the same user; "
+                "elsewhere join as an operator (`stoker join`), or set STOKER_OPERATOR_TOKEN"
+            )
+            raise Refusal(NotAllowed(f"this needs a token ({TOKEN_HEADER}, or Bearer)", hint=hint), 401)
+        found = self._known(given, peer)
+        if need.role is None or not found.may(need.role):
+            wanted = need.role or Role.WORKER
+            hint = f"ask an admin for a token of the role {wanted.value}: `stoker admin tokens`"
+            what = f"{found.name or 'this token'} has the role {found.role.value}; this needs {wanted.value}"
+            raise NotAllowed(what, hint=hint, role=found.role.value, wanted=wanted.value)
+        return found
+
+    def _known(self, given: bytes, peer: Peer) -> Principal:
+        rules, clock = self._rules, self._clock
+        # On loopback everybody has the same address: nobody there may lock the others out.
+        if not rules.is_open:
+            self._wrong_tokens.check(source_of(peer.address), clock.monotonic_s())
+        if rules.token and hmac.compare_digest(given, rules.token):
+            return Principal(name="" if rules.is_open else "operator", role=Role.ADMIN)
+        found = self._standing().person(given, clock.wall_s())
+        if found is None:
+            self._wrong_tokens.spend(source_of(peer.address), clock.monotonic_s())
+            hint = "it may have expired or been revoked; on the coordinator's machine `stoker admin tokens` lists them"
+            raise Refusal(NotAllowed("that is no token of this coordinator", hint=hint), 403)
+        self._on_use(found.id)
+        return Principal(name=found.name, role=Role(found.role))
+
+
+def shown_token(headers: Mapping[bytes, bytes]) -> bytes | None:
+    """Give the token that a request shows, in either way."""
+    given = headers.get(_TOKEN)
+    if given is not None:
+        return given
+    said = headers.get(b"authorization", b"")
+    return said[len(_BEARER) :].strip() if said[: len(_BEARER)].lower() == _BEARER else None
 
 
 def _judge_version(spoken: bytes) -> None:
@@ -97,16 +204,5 @@ def _judge_version(spoken: bytes) -> None:
 
 def _judge_origin(origin: bytes, host: bytes) -> None:
     if origin.partition(b"://")[2] != host:
-        raise Refusal(NotAllowed("a web page of another address may change nothing here"), 403)
-
-
-def _judge_token(rules: Rules, given: bytes | None) -> None:
-    if given is None:
-        hint = (
-            "on the coordinator's machine `stoker` finds the token by itself, as the same user; "
-            "elsewhere set STOKER_OPERATOR_TOKEN"
-        )
-        raise Refusal(NotAllowed(f"this needs the operator's token ({TOKEN_HEADER})", hint=hint), 401)
-    if not rules.token or not hmac.compare_digest(given, rules.token):
-        hint = "the token lies in the file that `stoker serve` printed; a restart with another file changes it"
-        raise Refusal(NotAllowed("that is not this coordinator's operator token", hint=hint), 403)
+        hint = "open the page at the address that `stoker serve` printed"
+        raise Refusal(NotAllowed("a web page of another address may change nothing here", hint=hint), 403)

@@ -16,7 +16,8 @@ from stoker.wire.codec import to_json
 ENCODED_SLASH = "\ue000"
 """What stands in a path for a slash that was written as %2F: it belongs to a name (`resnet/3`) and parts nothing."""
 
-_HEADERS = {name.decode(): value.decode() for name, value in ALWAYS}
+HEADERS = {name.decode(): value.decode() for name, value in ALWAYS}
+"""Of every answer."""
 
 
 def _with_slashes(text: str) -> str:
@@ -56,7 +57,7 @@ def answer(message: BaseModel) -> Response:
 
 def raw(body: bytes, kind: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Give bytes as an answer."""
-    return Response(body, status, {**_HEADERS, **(headers or {})}, media_type=kind)
+    return Response(body, status, {**HEADERS, **(headers or {})}, media_type=kind)
 
 
 def done(what: Done) -> Response:

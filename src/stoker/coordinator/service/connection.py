@@ -12,8 +12,12 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from stoker.coordinator.service.accepting import Crowd
+from stoker.coordinator.service.access import UNKNOWN, Peer
 from stoker.coordinator.service.exchange import Door, Exchange
 from stoker.coordinator.service.speech import json_bytes
+from stoker.coordinator.service.who import PEER
+from stoker.host.tls.peer import read_peer
 from stoker.model.errors import BadInput, StokerError
 from stoker.model.fleet_errors import TooLarge
 from stoker.model.frozen import frozen
@@ -35,6 +39,8 @@ class Patience:
     dropped_bytes: int = 64 * 1024 * 1024
     """Of a body that was refused already: who is cut off in the middle of it may miss why."""
     connections: int = 20_000
+    crowd: Crowd = Crowd()
+    """Of one address, where others than this machine may connect."""
     look_s: float = 1.0
     """Between two looks at all connections."""
 
@@ -56,9 +62,13 @@ class Connection(HttpToolsProtocol):
         self._began_s = self._heard_s = self.loop.time()
         self._blocked_s: float | None = None
         self._exchange: Exchange | None = None
+        self._peer = UNKNOWN
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # Read once: what it says can't change while the connection stands; whether it still counts is asked each time.
+        shown = read_peer(transport.get_extra_info("peercert"))
+        self._peer = Peer(address=str(self.client[0]) if self.client else "", certificate=shown)
         if len(self.connections) > self.patience.connections:
             transport.abort()
 
@@ -74,6 +84,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        scope: dict[str, Any] = self.scope  # type: ignore[assignment]
+        scope[PEER] = self._peer
         self._is_in_head = True
         self._message_bytes = 0
         self._began_s = self._heard_s
@@ -145,8 +157,7 @@ class Connection(HttpToolsProtocol):
     def _begin_exchange(self) -> bool:
         """Answer a worker's request here, unless the one before it is still under way."""
         before: Any = self.cycle
-        path = self.url.decode("latin-1")
-        route = self.door.find(path)
+        route = self.door.find(self.url.decode("latin-1"))
         if route is None or self.parser.get_method() != b"POST" or (before and not before.response_complete):
             return False
         keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
@@ -155,7 +166,7 @@ class Connection(HttpToolsProtocol):
         self.cycle = self._exchange = exchange  # type: ignore[assignment]
         if self.expect_100_continue:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        exchange.begin(self.door, path, dict(self.headers))
+        exchange.begin(self.door, dict(self.headers), self._peer)
         return True
 
     def _refuse(self, status: bytes, error: StokerError) -> None:

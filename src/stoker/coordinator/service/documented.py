@@ -13,7 +13,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 
 from stoker.coordinator.service.answers import REFUSALS, ErrorBody, raw
-from stoker.coordinator.service.intake import faults
+from stoker.coordinator.service.intake import Gone, faults
 from stoker.coordinator.service.speech import Refusal, json_bytes, known
 from stoker.coordinator.service.statuses import Told
 from stoker.coordinator.service.worker_routes import SPOKEN, Spoken
@@ -21,6 +21,7 @@ from stoker.model.errors import BadInput, NotFound, StokerError, Usage
 from stoker.model.fleet_errors import TooLarge
 from stoker.wire.orders import Submission
 
+_LEFT = 499
 _REF = "#/components/schemas/{model}"
 
 
@@ -40,6 +41,7 @@ def documented_app(routers: Sequence[APIRouter], *, version: str) -> FastAPI:
         app.include_router(router)
     for kind in (StokerError, Refusal, Exception):
         app.add_exception_handler(kind, _refused)
+    app.add_exception_handler(Gone, _gone)
     app.add_exception_handler(RequestValidationError, _faulty)
     app.add_exception_handler(HTTPException, _by_status)
     document: dict[str, Any] = {}
@@ -55,6 +57,11 @@ def documented_app(routers: Sequence[APIRouter], *, version: str) -> FastAPI:
 
 async def _refused(_request: Request, error: Exception) -> Response:
     return _told(known(error))
+
+
+async def _gone(_request: Request, _error: Exception) -> Response:
+    """Answer nobody: whoever asked left in the middle, and it is no bug of ours."""
+    return Response(None, _LEFT)
 
 
 async def _faulty(request: Request, error: Exception) -> Response:

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Protocol
 
+from stoker.coordinator.service.access import LOCAL_WORKER, Peer
 from stoker.coordinator.service.intake import SPEECH_BYTES, judge_length, too_large
 from stoker.coordinator.service.speech import ALWAYS, json_bytes, known
+from stoker.model.principals import Principal
 
 _HEAD = (
     b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\n"
@@ -35,8 +37,8 @@ class Reply(Protocol):
         """Wait until whoever asked has left."""
 
 
-Route = Callable[[bytes, Reply], None]
-"""Answers a body, now or later."""
+Route = Callable[[bytes, Reply, Principal], None]
+"""Answers a body of somebody's, now or later."""
 
 
 class Door(Protocol):
@@ -45,11 +47,11 @@ class Door(Protocol):
     def find(self, path: str) -> Route | None:
         """Give what answers at a path."""
 
-    def judge(self, path: str, headers: dict[bytes, bytes]) -> None:
-        """Let a request pass, or refuse it with the reason."""
+    def judge_worker(self, headers: dict[bytes, bytes], peer: Peer) -> Principal:
+        """Give the worker that asks, or refuse it with the reason."""
 
 
-class Told:
+class NobodyWaits:
     """Stands where the server would wake whoever waits for a body: here nobody does."""
 
     def set(self) -> None:
@@ -59,7 +61,7 @@ class Told:
 class Exchange:
     """One request and its answer. `on_done` is called once the answer is written."""
 
-    __slots__ = ("_left", "_on_done", "_parts", "_route", "_size", "_transport", "disconnected", "keep_alive",
+    __slots__ = ("_left", "_on_done", "_parts", "_route", "_size", "_transport", "_who", "disconnected", "keep_alive",
                  "message_event", "more_body", "response_complete")  # fmt: skip
 
     def __init__(
@@ -71,22 +73,23 @@ class Exchange:
         self._parts: list[bytes] = []
         self._size = 0
         self._left: asyncio.Future[None] | None = None
+        self._who = LOCAL_WORKER
         # What the server looks at.
         self.keep_alive = keep_alive
         self.more_body = True
         self.response_complete = False
         self.disconnected = False
-        self.message_event = Told()
+        self.message_event = NobodyWaits()
 
     @property
     def response_started(self) -> bool:
         """Whether the client has been told anything: an answer leaves in one piece."""
         return self.response_complete
 
-    def begin(self, door: Door, path: str, headers: dict[bytes, bytes]) -> None:
+    def begin(self, door: Door, headers: dict[bytes, bytes], peer: Peer) -> None:
         """Refuse the request by its head, or wait for its body."""
         try:
-            door.judge(path, headers)
+            self._who = door.judge_worker(headers, peer)
             judge_length(headers, SPEECH_BYTES)
         except Exception as error:  # noqa: BLE001 - here every error becomes an answer
             self.fail(error)
@@ -107,7 +110,7 @@ class Exchange:
             return
         parts = self._parts
         try:
-            self._route(parts[0] if len(parts) == 1 else b"".join(parts), self)
+            self._route(parts[0] if len(parts) == 1 else b"".join(parts), self, self._who)
         except Exception as error:  # noqa: BLE001 - here every error becomes an answer
             self.fail(error)
 

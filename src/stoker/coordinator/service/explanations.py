@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from stoker.coordinator.matching.cases import Case, Decline, Fleet, Holder, Prerequisite, case_of_order
 from stoker.coordinator.matching.durations import Durations, Estimate, Run, Running
-from stoker.coordinator.matching.explaining import Explainer, explain_job
+from stoker.coordinator.matching.explaining import Explainer
 from stoker.coordinator.matching.roster import Lease, MachineFacts, machine_view
 from stoker.coordinator.queue.commands import Look, Looked
 from stoker.coordinator.queue.queue import Queue
@@ -42,11 +42,11 @@ class _Seen:
 class Explanations:
     """Asks the queue. From any thread."""
 
-    def __init__(self, queue: Queue, clock: Clock, times: FleetTimes, budgets: Budgets | None = None) -> None:
+    def __init__(self, queue: Queue, clock: Clock, times: FleetTimes, budgets: Budgets) -> None:
         self._queue = queue
         self._clock = clock
         self._times = times
-        self._budgets = budgets or Budgets()
+        self._budgets = budgets
 
     def explain(self, ref: str) -> JobExplanation:
         """Explain a job of the queue."""
@@ -55,8 +55,9 @@ class Explanations:
         seen = self._see([first.recipe], now_s)
         # Read behind the look: a job that was granted in between does not wait for the machine that it has.
         row, story = reader.case(first.id), reader.story(first.id)
-        case = self._case(row, story, seen)
-        return explain_job(_estimated(case, row, seen), seen.fleet, now_s=now_s)
+        explainer = Explainer(seen.fleet, now_s=now_s)
+        case = self._case(row, story, seen, explainer)
+        return explainer.explain(_estimated(case, row, seen))
 
     def forecast(self, submission: Submission, submitted: Submitted) -> Submitted:
         """Say of the first jobs of a dry run what would become of them, if they were handed in now."""
@@ -64,8 +65,11 @@ class Explanations:
         wanted = [at for at, one in enumerate(submitted.jobs) if one.outcome in coming][:_MOST_FORECASTS]
         now_s = self._clock.wall_s()
         seen = self._see([submission.jobs[at].recipe for at in wanted], now_s)
-        ahead = {priority: self._queue.reader.ahead(priority) for priority in {one.priority for one in submission.jobs}}
         jobs, explainer = list(submitted.jobs), Explainer(seen.fleet, now_s=now_s)
+        ahead = {
+            priority: _in_the_way(self._queue.reader.ahead(priority), seen, explainer)
+            for priority in {one.priority for one in submission.jobs}
+        }
         for at in wanted:
             order = submission.jobs[at]
             whole = seen.durations.whole(_like(order.recipe, order.name))
@@ -76,6 +80,8 @@ class Explanations:
             )
             told = explainer.explain(case, tells_machines=False)
             jobs[at] = jobs[at].model_copy(update={"forecast": told.verdict})
+            if told.never:
+                continue
             # Whoever comes first goes before the others.
             ahead |= {priority: count + 1 for priority, count in ahead.items() if priority <= order.priority}
         return submitted.model_copy(update={"jobs": tuple(jobs)})
@@ -92,6 +98,7 @@ class Explanations:
                     incarnation=row.incarnation,
                     version=row.version,
                     last_seen_s=row.last_seen_s,
+                    left_s=row.left_s,
                     closed=row.closed,
                     why=row.why,
                     until_s=row.until_s,
@@ -101,6 +108,7 @@ class Explanations:
                     capability=row.capability,
                     drift=looked.drift.get(row.name, ()),
                     offer=offers.get(row.name),
+                    holdings=looked.holdings.get(row.name),
                 ),
                 now_s=now_s,
                 silent_s=silent_s,
@@ -141,19 +149,25 @@ class Explanations:
         fleet = _fleet(looked, machines, ends, now_s=now_s, silent_s=self._silent_s())
         return _Seen(fleet=fleet, wanted=looked.wanted, durations=durations, ends=ends)
 
-    def _case(self, row: CaseRow, story: JobStory, seen: _Seen) -> Case:
+    def _case(self, row: CaseRow, story: JobStory, seen: _Seen, explainer: Explainer) -> Case:
         job = story.job
         is_in_line = job.state == JobState.PENDING and not row.after
         counts, most = story.counts, {"user": row.attempts, "lost": self._budgets.lost}
         return Case(
             job=job,
             wanted=changed(seen.wanted[row.class_id], name=job.name, model=job.recipe, priority=job.priority),
+            environment=row.environment,
+            inputs=row.inputs,
             after=tuple(
                 Prerequisite(name=one.name, state=one.state, ends_s=_at_s(seen.ends.get(one.job))) for one in row.after
             ),
             not_before_s=row.not_before_s,
             message=row.message,
-            ahead=self._queue.reader.waiting_before(row.seq).all if is_in_line else None,
+            ahead=(
+                _in_the_way(self._queue.reader.waiting_before(row.seq).by_class, seen, explainer)
+                if is_in_line
+                else None
+            ),
             declines=tuple(
                 Decline(machine=one.machine, reason=one.cause or "declined", message=one.message, at_s=one.ended_s)
                 for one in reversed(story.attempts)
@@ -189,14 +203,28 @@ def _fleet(
             for machine in machines
             if machine.held
         },
-        absent={
-            machine.name: f"silent for {format_duration(now_s - machine.last_seen_s)}"
-            for machine in machines
-            if now_s - machine.last_seen_s > silent_s
-        },
+        absent={machine.name: why for machine in machines if (why := _why_away(machine, now_s, silent_s))},
+        away=looked.away,
         closed_until_s={
             machine.name: machine.until_s for machine in machines if machine.closed and machine.until_s is not None
         },
+        holdings=looked.holdings,
+    )
+
+
+def _why_away(machine: MachineRow, now_s: float, silent_s: float) -> str:
+    if machine.left_s is not None:
+        return f"away, its worker left {format_duration(max(0.0, now_s - machine.left_s))} ago"
+    quiet_s = now_s - machine.last_seen_s
+    return f"silent for {format_duration(quiet_s)}" if quiet_s > silent_s else ""
+
+
+def _in_the_way(before: Mapping[int, int], seen: _Seen, explainer: Explainer) -> int:
+    """Count those who stand before somebody, by class, that some machine could ever take: the others hold nobody up."""
+    return sum(
+        count
+        for class_id, count in before.items()
+        if class_id not in seen.wanted or explainer.may_ever(seen.wanted[class_id])
     )
 
 

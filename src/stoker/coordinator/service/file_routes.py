@@ -13,14 +13,17 @@ from typing import Annotated, Any, BinaryIO
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from stoker.coordinator.service.answers import BYTES_ANSWER, BYTES_BODY, FilePath, Ref, answer, raw
+from stoker.coordinator.keeping.contents import Contents
+from stoker.coordinator.service.answers import BYTES_ANSWER, BYTES_BODY, HEADERS, FilePath, Ref, answer, raw
 from stoker.coordinator.service.intake import headers_of, read_body
 from stoker.coordinator.service.office import Office
-from stoker.coordinator.service.speech import ALWAYS, Refusal
+from stoker.coordinator.service.speech import Refusal
+from stoker.coordinator.service.who import Who
 from stoker.model.digests import Digest
 from stoker.model.errors import BadInput, NotFound
 from stoker.model.fleet_errors import StaleLease
 from stoker.model.leases import Token
+from stoker.model.principals import Role
 from stoker.wire.asking import (
     MOST_FILE_BYTES,
     FileList,
@@ -47,8 +50,9 @@ Wait = Annotated[float, Query(ge=0, le=MOST_WAIT_S)]
 class FileRoutes:
     """Answers them."""
 
-    def __init__(self, office: Office) -> None:
+    def __init__(self, office: Office, contents: Contents) -> None:
         self._office = office
+        self._contents = contents
         self._bodies = asyncio.Semaphore(BODIES_AT_ONCE)
         self.router = APIRouter(tags=["files"])
         add = self.router.add_api_route
@@ -70,6 +74,7 @@ class FileRoutes:
     async def put(  # noqa: PLR0913, PLR0917 - a token, a place and bytes
         self,
         request: Request,
+        who: Who,
         job: str,
         path: FilePath,
         attempt: Number,
@@ -82,14 +87,14 @@ class FileRoutes:
         token = Token(job=job, attempt=attempt, epoch=epoch, generation=generation)
         async with self._bodies:
             data = await read_body(request.receive, headers_of(request.scope), MOST_FILE_BYTES)
-            if not office.queue.is_current(token):
+            if not office.queue.is_current(token, who.name):
                 raise StaleLease(f"attempt {attempt} of job {job[:12]} is over", hint="drop what it made", job=job)
             size_bytes = await office.keep(office.keeping.append, job, attempt, path, offset, data)
         return answer(FileOffset(offset=size_bytes))
 
-    async def list(self, ref: Ref, attempt: Number | None = None) -> Response:
-        """Give what is mirrored of a job's attempt, by default its last."""
-        job, number, is_over = await self._attempt(ref, attempt)
+    async def list(self, ref: Ref, who: Who, attempt: Number | None = None) -> Response:
+        """Give what is mirrored of a job's attempt, by default its last. A machine sees its own attempts alone."""
+        job, number, is_over = await self._attempt(ref, attempt, machine=who.name if who.role is Role.WORKER else "")
         kept = await self._office.keep(self._office.keeping.files, job, number)
         files = tuple(FileView(path=file.path, size_bytes=file.size_bytes) for file in kept)
         return answer(FileList(attempt=number, files=files, is_over=is_over))
@@ -107,17 +112,20 @@ class FileRoutes:
         office = self._office
         job, number, is_over = await self._attempt(ref, attempt)
         place = (job, number, path)
-        grown = office.followers.look_up(place) if wait_s else None
-        data, size_bytes = await self._piece(place, offset, limit, may_be_missing=not is_over)
-        if not data and grown is not None and not is_over:
-            await office.followers.wait(grown, wait_s)
-            job, number, is_over = await self._attempt(ref, number)
-            data, size_bytes = await self._piece(place, offset, limit, may_be_missing=True)
+        with office.followers.following(place) as grown:
+            data, size_bytes = await self._piece(place, offset, limit, may_be_missing=not is_over)
+            if not data and wait_s and not is_over:
+                await office.followers.wait(grown, wait_s)
+                job, number, is_over = await self._attempt(ref, number)
+                data, size_bytes = await self._piece(place, offset, limit, may_be_missing=True)
         named = {SIZE_HEADER: str(size_bytes), OVER_HEADER: str(int(is_over)), ATTEMPT_HEADER: str(number)}
         return raw(data, "application/octet-stream", headers=named)
 
-    async def begin(self, asked: UploadAsk) -> Response:
+    async def begin(self, asked: UploadAsk, who: Who) -> Response:
         """Begin an upload, or go on with one: the answer says from where, or that the bytes are known."""
+        if who.role is not Role.WORKER:
+            # Code and data, which people send, leave some of the disk free for results, which workers do.
+            await self._office.keep(self._contents.check_room, asked.size_bytes)
         begun = await self._office.keep(self._office.keeping.bundles.begin, asked.digest, asked.size_bytes)
         return answer(UploadBegun(id=begun.id, offset=begun.offset, is_known=begun.is_known))
 
@@ -140,10 +148,10 @@ class FileRoutes:
         office = self._office
         size_bytes = await office.keep(office.keeping.has_archive, sha256)
         if size_bytes is None:
-            raise NotFound(f"no object {sha256[:12]} lies with this coordinator")
+            self._contents.missed(sha256)
+            raise NotFound(f"no object {sha256[:12]} lies with this coordinator", hint="it never came, or was pruned")
         start, length, is_partial = _range(request.headers.get("range", ""), size_bytes)
-        headers = {name.decode(): value.decode() for name, value in ALWAYS}
-        headers |= {"content-length": str(length), "accept-ranges": "bytes", "etag": f'"{sha256}"'}
+        headers = {**HEADERS, "content-length": str(length), "accept-ranges": "bytes", "etag": f'"{sha256}"'}
         if is_partial:
             headers["content-range"] = f"bytes {start}-{start + length - 1}/{size_bytes}"
         status, kind = 206 if is_partial else 200, "application/octet-stream"
@@ -173,11 +181,13 @@ class FileRoutes:
             return b"", 0
         return data, max(size_bytes or 0, offset + len(data) if data else 0)
 
-    async def _attempt(self, ref: str, attempt: int | None) -> tuple[str, int, bool]:
+    async def _attempt(self, ref: str, attempt: int | None, *, machine: str = "") -> tuple[str, int, bool]:
         """Give a job's id, the attempt that is meant, and whether it is over."""
         office = self._office
         found = await office.read(office.reader.find, ref)
         tries = await office.read(office.reader.attempts_of, found.id)
+        if machine:
+            tries = tuple(one for one in tries if one.machine == machine)
         return found.id, *_meant(ref, tries, attempt)
 
 

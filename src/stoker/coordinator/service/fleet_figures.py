@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from stoker.coordinator.service.figures import Page
 from stoker.coordinator.service.office import Office
 
@@ -17,10 +19,7 @@ class FleetFigures:
         office, page = self._office, Page()
         counter = office.counter
         page.by("stoker_jobs", "gauge", "Jobs by state.", "state", office.reader.counts())
-        machines: dict[str, float] = {}
-        for machine in office.views.machines(""):
-            machines[machine.state] = machines.get(machine.state, 0) + 1
-        page.by("stoker_machines", "gauge", "Machines by state.", "state", machines)
+        page.by("stoker_machines", "gauge", "Machines by state.", "state", machine_counts(office))
         page.by("stoker_asked_total", "counter", "What was asked of the queue.", "command", counter.asked)
         page.by("stoker_refusals_total", "counter", "What the queue refused, by code.", "code", counter.refused)
         page.one("stoker_grants_total", "counter", "Leases granted.", counter.grants)
@@ -31,3 +30,8 @@ class FleetFigures:
         page.one("stoker_file_followers", "gauge", "Who waits for a file to grow.", len(office.followers))
         page.one("stoker_uptime_seconds", "gauge", "Since the start.", office.clock.wall_s() - office.about.started_s)
         return page.to_bytes()
+
+
+def machine_counts(office: Office) -> dict[str, int]:
+    """Count the machines by state. Reads the database, so it blocks."""
+    return dict(Counter(machine.state for machine in office.views.machines("")))

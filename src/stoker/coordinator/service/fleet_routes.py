@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response
 from fastapi.responses import StreamingResponse
 
-from stoker.coordinator.service.answers import answer, raw
+from stoker.coordinator.service.answers import HEADERS, answer, raw
 from stoker.coordinator.service.event_feed import BEAT_S, EventFeed
 from stoker.coordinator.service.figures import CONTENT_TYPE
-from stoker.coordinator.service.fleet_figures import FleetFigures
+from stoker.coordinator.service.fleet_figures import FleetFigures, machine_counts
 from stoker.coordinator.service.office import Office
-from stoker.coordinator.service.speech import ALWAYS, json_bytes
+from stoker.coordinator.service.speech import json_bytes
+from stoker.coordinator.service.who import Still
 from stoker.model.errors import BadInput
 from stoker.wire.asking import DoneView
 from stoker.wire.protocol import VERSION
@@ -52,7 +53,7 @@ class FleetRoutes:
         return raw(json_bytes({**body, "generation": int(meta.get("generation", 0))}), "application/json")
 
     async def events(
-        self, after: After = None, last_event_id: Annotated[str | None, Header(max_length=40)] = None
+        self, still: Still, after: After = None, last_event_id: Annotated[str | None, Header(max_length=40)] = None
     ) -> Response:
         """Send events as they happen. `Last-Event-ID`, or `after`, goes on behind one; without, it begins now."""
         office = self._office
@@ -62,8 +63,7 @@ class FleetRoutes:
             after = int(last_event_id)
         place = after if after is not None else await office.read(office.reader.newest_event)
         office.feed.check_room()
-        headers = {name.decode(): value.decode() for name, value in ALWAYS}
-        return StreamingResponse(_stream(office.feed, place), headers=headers, media_type="text/event-stream")
+        return StreamingResponse(_stream(office.feed, place, still), headers=HEADERS, media_type="text/event-stream")
 
     async def metrics(self) -> Response:
         """Give figures as Prometheus reads them."""
@@ -74,20 +74,17 @@ class FleetRoutes:
         return answer(await self._office.reload(dry_run=dry_run))
 
 
-async def _stream(feed: EventFeed, place: int) -> AsyncIterator[bytes]:
+async def _stream(feed: EventFeed, place: int, may_still: Callable[[], bool]) -> AsyncIterator[bytes]:
     with feed.listening():
         # No event yet, but where the stream stands: whoever is cut off before the first one goes on behind it.
         yield b"id: %d\n\n" % place
-        while (found := await feed.after(place, BEAT_S)) is not None:
+        while (found := await feed.after(place, BEAT_S)) is not None and may_still():
             place, text = found
             yield text or b": still here\n\n"
 
 
 def fleet_status(office: Office) -> FleetStatus:
     """Give the whole fleet in one look."""
-    machines: dict[str, int] = {}
-    for machine in office.views.machines(""):
-        machines[machine.state] = machines.get(machine.state, 0) + 1
     pace, about = office.queue.pace(), office.about
     return FleetStatus(
         version=about.version,
@@ -97,8 +94,9 @@ def fleet_status(office: Office) -> FleetStatus:
         server_s=office.clock.wall_s(),
         database=about.database,
         jobs=office.reader.counts(),
-        machines=machines,
+        machines=machine_counts(office),
         lease_s=pace.lease_s,
         heartbeat_s=pace.heartbeat_s,
         settling_s=pace.settling_s,
+        symptoms=office.reader.symptoms(),
     )

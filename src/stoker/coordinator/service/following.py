@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeAlias
 
 from stoker.model.errors import RateLimited
@@ -18,7 +20,7 @@ class Followers:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: dict[Place, asyncio.Event] = {}
+        self._waiting: dict[Place, set[asyncio.Event]] = {}
         self._count = 0
         self._is_closed = False
 
@@ -35,9 +37,18 @@ class Followers:
         for place in [place for place in self._waiting if place[0] == job]:
             self._wake(place)
 
-    def look_up(self, place: Place) -> asyncio.Event:
-        """Give what is set when the file grows from now on; ask for it before looking how long the file is."""
-        return self._waiting.setdefault(place, asyncio.Event())
+    @contextmanager
+    def following(self, place: Place) -> Iterator[asyncio.Event]:
+        """Give what is set when the file grows from now on; look how long the file is inside the with-block."""
+        grown, theirs = asyncio.Event(), self._waiting.setdefault(place, set())
+        theirs.add(grown)
+        try:
+            yield grown
+        finally:
+            theirs.discard(grown)
+            # Whoever was woken has been taken out already, and another may have come to the same place since.
+            if not theirs and self._waiting.get(place) is theirs:
+                del self._waiting[place]
 
     async def wait(self, grown: asyncio.Event, wait_s: float) -> None:
         """Wait until the file has grown, or for so long."""
@@ -64,6 +75,5 @@ class Followers:
             self._wake(place)
 
     def _wake(self, place: Place) -> None:
-        grown = self._waiting.pop(place, None)
-        if grown is not None:
+        for grown in self._waiting.pop(place, ()):
             grown.set()

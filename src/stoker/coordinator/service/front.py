@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from starlette.exceptions import HTTPException
 
-from stoker.coordinator.service.access import Rules, judge
+from stoker.coordinator.service.access import UNKNOWN, Access
 from stoker.coordinator.service.answers import ENCODED_SLASH
 from stoker.coordinator.service.intake import (
     ARCHIVE_BYTES,
@@ -26,22 +26,21 @@ from stoker.coordinator.service.intake import (
     too_large,
 )
 from stoker.coordinator.service.speech import App, Receive, Refusal, Scope, Send, say, say_error
+from stoker.coordinator.service.who import PEER, PRINCIPAL, STILL
 from stoker.coordinator.service.worker_routes import WorkerRoutes
-from stoker.model.errors import Usage
+from stoker.model.errors import StokerError, Usage
 from stoker.wire.asking import MOST_FILE_BYTES
+from stoker.wire.contents import MOST_LISTING_BYTES, PACK_BYTES
 
 
 class Front:
     """The app that the server runs, and the door for what its connections answer by themselves."""
 
-    def __init__(self, rules: Rules, workers: WorkerRoutes, documented: App) -> None:
-        self._rules = rules
+    def __init__(self, access: Access, workers: WorkerRoutes, documented: App) -> None:
+        self._access = access
         self._documented = documented
         self.find = workers.find
-
-    def judge(self, path: str, headers: dict[bytes, bytes]) -> None:
-        """Let a worker's request pass, or refuse it with the reason."""
-        judge(self._rules, "POST", path, headers)
+        self.judge_worker = access.judge_worker
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -51,11 +50,11 @@ class Front:
             await self._pass_on(scope, receive, send, headers)
             return
         try:
-            judge(self._rules, scope["method"], scope["path"], headers)
+            who = self._access.judge_worker(headers, scope.get(PEER, UNKNOWN))
             if scope["method"] != "POST":
                 raise Refusal(Usage(f"this route takes POST, not {scope['method']}"), 405, (b"allow", b"POST"))
             answering = _Answering(receive)
-            route(await read_body(receive, headers, SPEECH_BYTES), answering)
+            route(await read_body(receive, headers, SPEECH_BYTES), answering, who)
             await say(send, await answering.answer)
         except Gone:
             return
@@ -72,11 +71,12 @@ class Front:
             await send(message)
 
         try:
-            judge(self._rules, scope["method"], scope["path"], headers)
-            limit_bytes = most_bytes(scope["method"], scope["path"])
+            # By the path that routes are found by: what is judged and what is asked must be the same.
+            path = scope["path"] = path_of(scope["raw_path"])
+            self._judge(scope, headers)
+            limit_bytes = most_bytes(scope["method"], path)
             if judge_length(headers, limit_bytes) is None:
                 receive = counted(receive, limit_bytes)
-            scope["path"] = path_of(scope["raw_path"])
             await self._documented(scope, receive, note)
         except Gone:
             return
@@ -87,8 +87,24 @@ class Front:
             if not is_begun:
                 await say_error(send, error)
 
+    def _judge(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        peer, access = scope.get(PEER, UNKNOWN), self._access
+        method, path = scope["method"], scope["path"]
 
-_NAMING_MANY = frozenset({"/v1/jobs/cancel", "/v1/jobs/requeue", "/v1/jobs/priority"})
+        def may_still() -> bool:
+            try:
+                access.judge(method, path, headers, peer)
+            except (StokerError, Refusal):
+                return False
+            return True
+
+        scope[PRINCIPAL] = access.judge(method, path, headers, peer)
+        scope[STILL] = may_still
+
+
+_NAMING_MANY = frozenset(
+    {"/v1/jobs/cancel", "/v1/jobs/requeue", "/v1/jobs/priority", "/v1/contents/missing", "/v1/contents/fetch"}
+)
 
 
 class _Answering:
@@ -119,6 +135,10 @@ def most_bytes(method: str, path: str) -> int:
     if path.startswith("/v1/model/"):
         # Taken as it comes, by whoever answers.
         return ARCHIVE_BYTES
+    if path.startswith("/v1/trees/") and method == "PUT":
+        return MOST_LISTING_BYTES
+    if path == "/v1/contents":
+        return PACK_BYTES
     if path in _NAMING_MANY:
         return SPEECH_BYTES
     return MOST_FILE_BYTES if method in ("PUT", "PATCH") else WORD_BYTES

@@ -10,7 +10,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from stoker.coordinator.service.speech import Receive, Scope
-from stoker.model.errors import BadInput, Fault, Faults, Unavailable
+from stoker.model.errors import BadInput, Fault, Faults
 from stoker.model.fleet_errors import TooLarge
 from stoker.model.json_text import loads
 from stoker.model.units import format_size
@@ -102,11 +102,6 @@ def faults(found: list[tuple[str, str]]) -> Faults:
     listed = tuple(Fault(where, message[:1].lower() + message[1:]) for where, message in found[:MOST_FAULTS])
     first = str(listed[0]) if len(listed) == 1 else f"{len(found)} faults"
     return Faults(f"the request can't be taken: {first}", faults=listed, count=len(found))
-
-
-def shutting_down() -> Unavailable:
-    """Give the answer of a coordinator that is about to end."""
-    return Unavailable("the coordinator is shutting down", hint="ask again in a moment", retry_after_s=2)
 
 
 def _bounded(body: bytes, limit_bytes: int) -> bytes:

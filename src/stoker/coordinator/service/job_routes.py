@@ -7,15 +7,22 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from stoker.coordinator.queue.commands import CancelJobs, PinJobs, RequeueJobs, SetPriority
+from stoker.coordinator.queue.reading.finding import Meant
 from stoker.coordinator.service.answers import Ref, answer, body_of, done
+from stoker.coordinator.service.code_gate import CodeGate
 from stoker.coordinator.service.intake import ORDER_BYTES, headers_of, read_body, read_message
 from stoker.coordinator.service.office import Office
+from stoker.coordinator.service.who import Who, recorded
+from stoker.model.fleet_errors import NotAllowed
+from stoker.model.lifecycle import JobState
+from stoker.model.principals import Role
 from stoker.wire.asking import DoneView, EventPage, JobAsk, JobsAsk, JobsPriorityAsk, Leaderboard, PriorityAsk
 from stoker.wire.orders import Submission, Submitted
 from stoker.wire.views import JobExplanation, JobPage, JobStory
 
 MOST_PER_PAGE = 1000
 _LAST_ID = 2**63 - 1
+_NOT_COMPLETED = (JobState.FAILED.value, JobState.CANCELLED.value)
 
 Text = Annotated[str, Query(max_length=300)]
 Limit = Annotated[int, Query(ge=1, le=MOST_PER_PAGE)]
@@ -24,8 +31,9 @@ Limit = Annotated[int, Query(ge=1, le=MOST_PER_PAGE)]
 class JobRoutes:
     """Answers them."""
 
-    def __init__(self, office: Office) -> None:
+    def __init__(self, office: Office, code_gate: CodeGate | None = None) -> None:
         self._office = office
+        self._code_gate = code_gate
         self.router = APIRouter(tags=["jobs"])
         add = self.router.add_api_route
         add("/v1/jobs", self.submit, methods=["POST"], response_model=Submitted, openapi_extra=body_of(Submission))
@@ -46,11 +54,19 @@ class JobRoutes:
         add("/v1/jobs/priority", self.set_priority_of_many, methods=["POST"], response_model=DoneView)
         add("/v1/leaderboard", self.leaderboard, response_model=Leaderboard)
 
-    async def submit(self, request: Request) -> Response:
+    async def submit(self, request: Request, who: Who) -> Response:
         """Hand in jobs, all or none."""
         office = self._office
         body = await read_body(request.receive, headers_of(request.scope), ORDER_BYTES)
         submission = await office.order(read_message, Submission, body)
+        if submission.hosts and not who.may(Role.OPERATE):
+            hint = "leave [[hosts]] out, or let somebody with the role operate submit it"
+            raise NotAllowed("what a manifest says about machines needs the role operate", hint=hint)
+        submitter = recorded(who, submission.submitter)
+        if submitter != submission.submitter:
+            submission = submission.model_copy(update={"submitter": submitter})
+        if self._code_gate is not None:
+            await office.order(self._code_gate.check, submission)
         submitted = await office.submit(submission)
         if submission.dry_run:
             submitted = await office.read(office.views.forecast, submission, submitted)
@@ -88,47 +104,54 @@ class JobRoutes:
         events = await self._office.read(self._office.reader.events, after, limit, ref)
         return answer(EventPage(events=events, next=events[-1]["seq"] if events else after))
 
-    async def cancel(self, ref: Ref, asked: JobAsk | None = None) -> Response:
-        """Say that a job is no longer wanted."""
-        job = await self._id(ref)
-        return done(await self._office.ask(CancelJobs(jobs=(job,), by=_by(asked))))
+    async def cancel(self, ref: Ref, who: Who, asked: JobAsk | None = None) -> Response:
+        """Say that a job is no longer wanted, or by a sweep's bare name none of its points."""
+        jobs = tuple(one.id for one in await self._all(ref))
+        return done(await self._office.ask(CancelJobs(jobs=jobs, by=recorded(who, _by(asked)))))
 
-    async def requeue(self, ref: Ref, asked: JobAsk | None = None) -> Response:
-        """Start a job that has ended again."""
-        job = await self._id(ref)
-        return done(await self._office.ask(RequeueJobs(jobs=(job,), by=_by(asked))))
+    async def requeue(self, ref: Ref, who: Who, asked: JobAsk | None = None) -> Response:
+        """Start a job that has ended again; by a sweep's bare name, its points that did not complete."""
+        found = await self._all(ref)
+        ended = [one for one in found if one.state in _NOT_COMPLETED] if len(found) > 1 else found
+        jobs = tuple(one.id for one in ended or found[:1])
+        return done(await self._office.ask(RequeueJobs(jobs=jobs, by=recorded(who, _by(asked)))))
 
-    async def set_priority(self, ref: Ref, asked: PriorityAsk) -> Response:
-        """Put a job elsewhere in the line."""
-        job = await self._id(ref)
-        return done(await self._office.ask(SetPriority(jobs=(job,), priority=asked.priority, by=asked.by)))
+    async def set_priority(self, ref: Ref, who: Who, asked: PriorityAsk) -> Response:
+        """Put a job elsewhere in the line, or by a sweep's bare name all its points."""
+        jobs = tuple(one.id for one in await self._all(ref))
+        return done(await self._office.ask(SetPriority(jobs=jobs, priority=asked.priority, by=recorded(who, asked.by))))
 
-    async def pin(self, ref: Ref, asked: JobAsk | None = None) -> Response:
+    async def pin(self, ref: Ref, who: Who, asked: JobAsk | None = None) -> Response:
         """Keep a job's result whatever is pruned."""
         job = await self._id(ref)
-        return done(await self._office.ask(PinJobs(jobs=(job,), by=_by(asked))))
+        return done(await self._office.ask(PinJobs(jobs=(job,), by=recorded(who, _by(asked)))))
 
-    async def unpin(self, ref: Ref, asked: JobAsk | None = None) -> Response:
+    async def unpin(self, ref: Ref, who: Who, asked: JobAsk | None = None) -> Response:
         """Take that back."""
         job = await self._id(ref)
-        return done(await self._office.ask(PinJobs(jobs=(job,), is_pinned=False, by=_by(asked))))
+        return done(await self._office.ask(PinJobs(jobs=(job,), is_pinned=False, by=recorded(who, _by(asked)))))
 
-    async def cancel_many(self, asked: JobsAsk) -> Response:
+    async def cancel_many(self, who: Who, asked: JobsAsk) -> Response:
         """Say that jobs are no longer wanted; those that have ended stay as they are."""
-        return done(await self._office.ask(CancelJobs(jobs=asked.jobs, by=asked.by)))
+        return done(await self._office.ask(CancelJobs(jobs=asked.jobs, by=recorded(who, asked.by))))
 
-    async def requeue_many(self, asked: JobsAsk) -> Response:
+    async def requeue_many(self, who: Who, asked: JobsAsk) -> Response:
         """Start jobs that have ended again; none of them if one is live."""
-        return done(await self._office.ask(RequeueJobs(jobs=asked.jobs, by=asked.by)))
+        return done(await self._office.ask(RequeueJobs(jobs=asked.jobs, by=recorded(who, asked.by))))
 
-    async def set_priority_of_many(self, asked: JobsPriorityAsk) -> Response:
+    async def set_priority_of_many(self, who: Who, asked: JobsPriorityAsk) -> Response:
         """Put jobs elsewhere in the line."""
-        return done(await self._office.ask(SetPriority(jobs=asked.jobs, priority=asked.priority, by=asked.by)))
+        return done(
+            await self._office.ask(SetPriority(jobs=asked.jobs, priority=asked.priority, by=recorded(who, asked.by)))
+        )
 
     async def leaderboard(self, metric: Text = "", recipe: Text = "", name: Text = "", limit: Limit = 20) -> Response:
         """Rank completed jobs by a metric, best first."""
         board = self._office.reader.leaderboard
         return answer(await self._office.read(board, metric, recipe=recipe, name=name, limit=limit))
+
+    async def _all(self, ref: str) -> tuple[Meant, ...]:
+        return await self._office.read(self._office.reader.find_all, ref)
 
     async def _id(self, ref: str) -> str:
         return (await self._office.read(self._office.reader.find, ref)).id

@@ -7,8 +7,10 @@ from fastapi import APIRouter, Response
 from stoker.coordinator.queue.commands import CloseMachine, Closing, ForgetMachine, OpenMachine
 from stoker.coordinator.service.answers import MachineName, answer, done
 from stoker.coordinator.service.office import Office
+from stoker.coordinator.service.who import Who, recorded
 from stoker.model.errors import NotFound
 from stoker.model.frozen import changed
+from stoker.model.principals import Principal
 from stoker.model.suggest import did_you_mean
 from stoker.wire.asking import DoneView, MachineAsk, MachineList
 from stoker.wire.views import MachineView
@@ -48,29 +50,31 @@ class MachineRoutes:
             raise NotFound(f"there is no machine {name!r}", hint=hint)
         return answer(found[0])
 
-    async def drain(self, name: MachineName, asked: MachineAsk = _NOTHING_SAID) -> Response:
+    async def drain(self, name: MachineName, who: Who, asked: MachineAsk = _NOTHING_SAID) -> Response:
         """Give a machine no more work; what runs there finishes."""
-        return await self._close(name, Closing.DRAIN, asked)
+        return await self._close(name, Closing.DRAIN, asked, who)
 
-    async def cordon(self, name: MachineName, asked: MachineAsk = _NOTHING_SAID) -> Response:
+    async def cordon(self, name: MachineName, who: Who, asked: MachineAsk = _NOTHING_SAID) -> Response:
         """Give a machine, or some of its devices, no more work: it is mistrusted."""
-        return await self._close(name, Closing.CORDON, asked)
+        return await self._close(name, Closing.CORDON, asked, who)
 
-    async def pause(self, name: MachineName, asked: MachineAsk = _NOTHING_SAID) -> Response:
+    async def pause(self, name: MachineName, who: Who, asked: MachineAsk = _NOTHING_SAID) -> Response:
         """Give a machine back to its owner: what runs there goes back to the queue."""
-        return await self._close(name, Closing.PAUSE, asked)
+        return await self._close(name, Closing.PAUSE, asked, who)
 
-    async def open(self, name: MachineName, asked: MachineAsk = _NOTHING_SAID) -> Response:
+    async def open(self, name: MachineName, who: Who, asked: MachineAsk = _NOTHING_SAID) -> Response:
         """Let a machine, or some of its devices, have work again."""
-        return done(await self._office.ask(OpenMachine(machine=name, devices=asked.devices, by=asked.by)))
+        return done(
+            await self._office.ask(OpenMachine(machine=name, devices=asked.devices, by=recorded(who, asked.by)))
+        )
 
-    async def forget(self, name: MachineName, asked: MachineAsk = _NOTHING_SAID) -> Response:
-        """Remove a machine that holds nothing."""
-        return done(await self._office.ask(ForgetMachine(machine=name, by=asked.by)))
+    async def forget(self, name: MachineName, who: Who, asked: MachineAsk = _NOTHING_SAID) -> Response:
+        """Remove a machine. One that joined with a code is refused from now on, and what it holds is lost at once."""
+        return done(await self._office.ask(ForgetMachine(machine=name, by=recorded(who, asked.by))))
 
-    async def _close(self, name: str, how: Closing, asked: MachineAsk) -> Response:
+    async def _close(self, name: str, how: Closing, asked: MachineAsk, who: Principal) -> Response:
         command = CloseMachine(
-            machine=name, how=how, devices=asked.devices, why=asked.why, for_s=asked.for_s, by=asked.by
+            machine=name, how=how, devices=asked.devices, why=asked.why, for_s=asked.for_s, by=recorded(who, asked.by)
         )
         did = await self._office.ask(command)
         return done(changed(did, notes=(*did.notes, *await self._unknown_devices(name, asked.devices))))

@@ -16,12 +16,14 @@ from stoker.coordinator.queue.commands import Command
 from stoker.coordinator.queue.queue import Queue
 from stoker.coordinator.service.counter import Counter
 from stoker.coordinator.service.event_feed import EventFeed
+from stoker.coordinator.service.exec_desk import ExecDesk
 from stoker.coordinator.service.following import Followers
 from stoker.coordinator.service.waiting import WaitingClaims
 from stoker.model.clock import Clock
 from stoker.model.frozen import frozen
 from stoker.model.leases import FleetTimes
 from stoker.wire.asking import DoneView
+from stoker.wire.leasing import Claim, Granted
 from stoker.wire.orders import Submission, Submitted
 from stoker.wire.views import JobExplanation, MachineView
 
@@ -83,10 +85,10 @@ class Office:
         # Of its own: hundreds who want the whole past must not keep anybody else from reading.
         self._past = ThreadPoolExecutor(1, thread_name_prefix="past")
         self.counter = Counter(queue, loop, on_change=self._on_change)
-        self.waiting = WaitingClaims(self.counter.ask)
+        self.execs = ExecDesk(clock, is_current=queue.is_current)
+        self.waiting = WaitingClaims(self._ask_again)
         self.feed = EventFeed(lambda after, limit: _in(self._past, self.reader.events, after, limit))
         self.followers = Followers(loop)
-        self.is_closing = False
         queue.on_change(self.counter.bring_change)
         queue.on_wish(self._bring_wish)
         keeping.on_growth(self.followers.grew)
@@ -118,7 +120,7 @@ class Office:
 
     def close(self) -> None:
         """Let everybody go who waits; nothing is held open from now on."""
-        self.is_closing = True
+        self.execs.close()
         self.waiting.close()
         self.feed.close()
         self.followers.close()
@@ -127,6 +129,10 @@ class Office:
         """Let go of the threads, once nobody asks any more."""
         for threads in (self._reads, self._files, self._orders, self._past):
             threads.shutdown(wait=True, cancel_futures=True)
+
+    async def _ask_again(self, claim: Claim) -> Granted:
+        granted: Granted = await self.counter.ask(claim)
+        return self.execs.told(claim.worker, granted)
 
     def _bring_wish(self, machines: frozenset[str]) -> None:
         """Take word of machines that are to hear something, in the writer's thread."""

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from stoker.model.artifacts import Tree
 from stoker.model.frozen import frozen
 from stoker.model.leases import FleetTimes
 from stoker.wire.asking import DoneView
+
+KeepTree = Callable[[Tree, str], None]
+"""Takes a tree in whose files lie below a folder of the coordinator's own machine."""
 
 
 @frozen
@@ -24,6 +28,13 @@ class ServeOptions:
     heartbeat_s: float | None = None
     token_file: str = ""
     """Its whole path."""
+    advertise: str = ""
+    """`NAME[,NAME]`: by which other machines reach it, beside what it knows itself."""
+    certificate_life_s: float | None = None
+    """Of machines' certificates."""
+    code_repository: str = ""
+    """Whose commits alone programs may be: its whole path; empty: any code."""
+    code_branch: str = ""
 
 
 @frozen
@@ -36,7 +47,9 @@ class Ready:
     token_file: str
     """Where the operator's token lies; empty: only the environment has it."""
     is_open: bool
-    """Reads and workers need no token."""
+    """It listens to this machine alone: reads and workers need no token."""
+    ca_file: str
+    """The fleet's CA, where it speaks TLS; empty: it does not."""
     times: FleetTimes
     files: DoneView
     """What cluster file and manifest changed."""
@@ -47,6 +60,7 @@ class Ready:
             "database": self.database,
             "token_file": self.token_file,
             "is_open": self.is_open,
+            "ca_file": self.ca_file,
             "lease_s": self.times.lease_s,
             "heartbeat_s": self.times.heartbeat_s,
             "changed": list(self.files.changed),

@@ -13,8 +13,9 @@ from typing import Protocol
 from stoker.coordinator.queue.commands import Answer, Command, Declare, Done
 from stoker.model.errors import StokerError
 from stoker.model.frozen import fields_of
+from stoker.model.names import point_name
 from stoker.model.nodes import Cluster, Node
-from stoker.wire.asking import DoneView
+from stoker.wire.asking import NOTHING_GIVEN, DoneView
 from stoker.wire.orders import Outcome, Submission, Submitted
 
 ReadCluster = Callable[[], Cluster]
@@ -54,7 +55,9 @@ class Files:
             submission = self._read_manifest() if self._read_manifest is not None else None
             notes = list(cluster_changes(self._cluster, cluster))
             told: list[str] = [note.split(":")[0] for note in notes]
-            data: dict[str, object] = {"cluster": len(notes)} if cluster is not None else {}
+            data: dict[str, object] = {"files": (cluster is not None) + (submission is not None)}
+            if cluster is not None:
+                data["cluster"] = len(notes)
             if submission is not None:
                 # Before the cluster: what the queue refuses of it must leave that as it was, too.
                 submitted = self._submit(submission.model_copy(update={"dry_run": dry_run}))
@@ -94,7 +97,9 @@ def manifest_changes(submitted: Submitted) -> tuple[list[str], list[str]]:
     """Say what a manifest changed: the jobs' ids, and lines for people."""
     moved = [job for job in submitted.jobs if job.outcome not in (Outcome.KNOWN, Outcome.KEPT)]
     kept = [job for job in submitted.jobs if job.outcome is Outcome.KEPT]
-    lines = [f"{_called(job.name, job.number)}: {job.outcome}{_of(job.changes)}" for job in (*moved, *kept)[:_LISTED]]
+    lines = [
+        f"{point_name(job.name, job.number)}: {job.outcome}{_of(job.changes)}" for job in (*moved, *kept)[:_LISTED]
+    ]
     if len(moved) + len(kept) > _LISTED:
         lines.append(f"and {len(moved) + len(kept) - _LISTED} more")
     if submitted.vanished:
@@ -105,17 +110,13 @@ def manifest_changes(submitted: Submitted) -> tuple[list[str], list[str]]:
 
 def lines_of(done: DoneView) -> list[str]:
     """Give what reading again did as lines for a log."""
-    return list(done.notes) or ["nothing has changed"]
+    return list(done.notes) or ["nothing has changed" if done.data.get("files", 1) else NOTHING_GIVEN]
 
 
 def trouble_of(error: StokerError) -> list[str]:
     """Give why reading again changed nothing, as lines for a log."""
     faults = [str(fault) for fault in getattr(error, "faults", ())]
     return [f"{error} — everything stays as it was", *(faults if len(faults) > 1 else [])]
-
-
-def _called(name: str, number: int) -> str:
-    return f"{name}/{number}" if number else name
 
 
 def _of(changes: tuple[str, ...]) -> str:

@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 
 import uvicorn
 
+from stoker.coordinator.service.accepting import Accepting
 from stoker.coordinator.service.connection import PATIENCE, Connection, Patience, watch
 from stoker.coordinator.service.exchange import Door
 from stoker.coordinator.service.speech import LOG, Receive, Scope, Send
@@ -52,6 +54,24 @@ class Served(Protocol):
 
 
 @frozen
+class Tls:
+    """How TLS is spoken: by what, and what keeps its certificate fresh."""
+
+    context: ssl.SSLContext
+    refresh: Callable[[], bool]
+    """Makes another certificate where that is due and loads it; blocks for a moment. True: there is a new one."""
+    every_s: float = 3600.0
+
+
+@frozen
+class Pulse:
+    """Somebody who starts us again if we fall silent."""
+
+    beat: Callable[[], None]
+    every_s: float
+
+
+@frozen
 class Stage:
     """How to serve: where, what, and whom to tell."""
 
@@ -61,6 +81,10 @@ class Stage:
     say: Callable[[str], None]
     leave: Callable[[int], None] = os._exit
     patience: Patience = PATIENCE
+    tls: Tls | None = None
+    """Nothing: plain HTTP, which is for loopback alone."""
+    pulse: Pulse | None = None
+    """Whom to tell that the event loop turns."""
 
 
 class Running:
@@ -90,17 +114,32 @@ class Running:
         self._loop = asyncio.get_running_loop()
         served = self._served = stage.make()
         server = self._server = _Server(_config(served.app, stage.patience))
-        server.on_started = stage.on_ready
-        watching = asyncio.ensure_future(watch(server.server_state.connections, stage.patience.look_s))
+        server.on_started, server.tls, server.patience = stage.on_ready, stage.tls, stage.patience
+        beside = [asyncio.ensure_future(watch(server.server_state.connections, stage.patience.look_s))]
+        if stage.tls is not None:
+            beside.append(asyncio.ensure_future(self._keep_fresh(stage.tls)))
+        if stage.pulse is not None:
+            beside.append(asyncio.ensure_future(_beat(stage.pulse)))
         try:
             with self._signals():
                 await server.serve(sockets=[stage.listening])
         finally:
-            watching.cancel()
-            with suppress(asyncio.CancelledError):
-                await watching
+            for one in beside:
+                one.cancel()
+                with suppress(asyncio.CancelledError):
+                    await one
             served.end()
         return self._code
+
+    async def _keep_fresh(self, tls: Tls) -> None:
+        """Have the certificate looked at now and then: it expires, and this machine's addresses change."""
+        while True:
+            await asyncio.sleep(tls.every_s)
+            try:
+                if await asyncio.to_thread(tls.refresh):
+                    self._stage.say("a new certificate is shown from now on")
+            except Exception:  # noqa: BLE001 - the old one holds for weeks; it is tried again
+                LOG.exception("the server's certificate could not be made anew")
 
     @contextmanager
     def _signals(self) -> Generator[None]:
@@ -147,17 +186,41 @@ class Running:
             self._reloading = None
 
 
+async def _beat(pulse: Pulse) -> None:
+    while True:
+        pulse.beat()
+        await asyncio.sleep(pulse.every_s)
+
+
 class _Server(uvicorn.Server):
-    """A server that leaves signals alone, and says when it listens."""
+    """A server that leaves signals alone, says when it listens, and waits for no handshake for long."""
 
     on_started: Callable[[], None] | None = None
+    tls: Tls | None = None
+    patience = PATIENCE
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await self.lifespan.startup()
+        loop, config = asyncio.get_running_loop(), self.config
+
+        def connect() -> asyncio.Protocol:
+            make: Any = config.http_protocol_class
+            made: asyncio.Protocol = make(config=config, server_state=self.server_state, app_state=self.lifespan.state)
+            return made
+
+        servers: list[Any] = []
+        for one in sockets or ():
+            if self.tls is None:
+                servers.append(await loop.create_server(connect, sock=one, backlog=config.backlog))
+            else:
+                limits: Any = {"handshake_s": self.patience.head_s, "crowd": self.patience.crowd}
+                servers.append(Accepting(one, connect, self.tls.context, backlog=config.backlog, **limits))
+        self.servers = servers
+        self.started = True
         if self.on_started is not None:
             self.on_started()
 

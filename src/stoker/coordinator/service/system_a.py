@@ -22,16 +22,32 @@ from stoker.coordinator.service.answers import BYTES_BODY, Ref, answer, done, ra
 from stoker.coordinator.service.intake import too_large
 from stoker.coordinator.service.office import Office
 from stoker.coordinator.service.speech import json_bytes
+from stoker.coordinator.service.who import Who, recorded
 from stoker.model.artifacts import TreeEntry
 from stoker.model.digests import Digest, digest_value
-from stoker.model.errors import BadInput, Refused
-from stoker.model.fleet_errors import StaleLease
+from stoker.model.errors import BadInput, NotFound, Refused
+from stoker.model.fleet_errors import NotAllowed, StaleLease
 from stoker.model.frozen import frozen
 from stoker.model.leases import Token
+from stoker.model.names import NODE_NAME_RULE, is_node_name
+from stoker.model.principals import Principal
 from stoker.model.retry import Cause
 from stoker.store.bundle.packing import Source, pack
 from stoker.wire.asking import DoneView
-from stoker.wire.leasing import Claim, Do, Fail, Finish, Grant, Hello, LeaseReport, Renewal, Start
+from stoker.wire.leasing import (
+    Claim,
+    Do,
+    ExitCode,
+    Fail,
+    Finish,
+    Grant,
+    Granted,
+    Hello,
+    LeaseReport,
+    Renewal,
+    Seconds,
+    Start,
+)
 from stoker.wire.views import AttemptView
 
 BUNDLE = "bundle"
@@ -80,15 +96,15 @@ class CompleteA(LeaseA):
 
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     metrics: dict[str, float] = {}
-    seconds: Annotated[float, Field(ge=0)] = 0.0
+    seconds: Seconds = 0.0
 
 
 class FailA(LeaseA):
     """It failed."""
 
     error: Annotated[str, Field(max_length=4000)] = ""
-    exit_code: int = 1
-    seconds: Annotated[float, Field(ge=0)] = 0.0
+    exit_code: ExitCode = 1
+    seconds: Seconds = 0.0
 
 
 @frozen
@@ -119,38 +135,33 @@ class SystemARoutes:
         add("/v1/job/{ref}/requeue", self.requeue, methods=["POST"], response_model=DoneView)
         add("/v1/manifest/reload", self.reload, methods=["POST"], response_model=DoneView)
 
-    async def claim(self, asked: ClaimA) -> Response:
+    async def claim(self, asked: ClaimA, who: Who) -> Response:
         """Ask for one job, with what the machine has."""
         host = asked.hostname or str(asked.capability.get("hostname") or "")
-        if not host or len(host) > 200:
+        if not host:
             raise BadInput("whose claim is it?", hint="send `hostname`, or a capability that has one")
-        incarnation = incarnation_of(host)
+        if not is_node_name(host):
+            raise BadInput(f"{host[:100]!r} can't be a machine's name", hint=NODE_NAME_RULE)
+        if who.name not in ("", host):
+            raise NotAllowed(f"this is {who.name}'s certificate, not {host}'s", hint="a machine speaks for itself")
         capability = capability_of(host, asked.capability)
         digest = digest_value("system A's capability", steady(capability))
         if self._greeted.get(host) != digest:
-            await self._office.ask(
-                Hello(
-                    worker=host,
-                    incarnation=incarnation,
-                    version="system A",
-                    capability=capability,
-                    capability_digest=digest,
-                    slots=1,
-                )
-            )
-            self._greeted[host] = digest
-        claim = Claim(request_id=secrets.token_hex(16), worker=host, incarnation=incarnation)
-        granted = await self._office.ask(claim)
+            await self._greet(host, capability, digest)
+        try:
+            granted = await self._claim(host)
+        except NotFound:
+            # Somebody made the coordinator forget the machine, and it is back.
+            await self._greet(host, capability, digest)
+            granted = await self._claim(host)
         job = job_of(granted.grants[0]) if granted.grants else None
         return _plain({"job": job, "waiting": granted.waiting, "closed": granted.closed})
 
-    async def heartbeat(self, job: JobId, said: HeartbeatA | None = None) -> Response:
+    async def heartbeat(self, job: JobId, who: Who, said: HeartbeatA | None = None) -> Response:
         """Keep a lease. The first one says that the job runs."""
         said = said or HeartbeatA()
-        token, attempt = await self._lease(job, said)
-        if attempt.started_s is None:
-            words = Start(attempt=token.attempt, epoch=token.epoch, generation=token.generation)
-            await self._office.ask(Write(job=job, said=words))
+        token, attempt = await self._lease(job, said, who)
+        await self._see_started(token, attempt)
         report = LeaseReport(
             job=job,
             attempt=token.attempt,
@@ -167,15 +178,13 @@ class SystemARoutes:
             raise StaleLease(_OF_NOBODY, hint="stop the job and drop its result", job=job)
         return _plain({"ok": True, "cancel": Do.CANCEL in orders, "release": Do.RELEASE in orders})
 
-    async def complete(self, job: JobId, said: CompleteA) -> Response:
+    async def complete(self, job: JobId, who: Who, said: CompleteA) -> Response:
         """Record a result. The model was sent before."""
-        token, attempt = await self._lease(job, said)
+        token, attempt = await self._lease(job, said, who)
         kept = self._models.get(said.sha256)
         if kept is None:
             raise Refused(f"no model {said.sha256[:12]} has come yet", hint=f"PUT /v1/model/{job} first", job=job)
-        if attempt.started_s is None:
-            words = Start(attempt=token.attempt, epoch=token.epoch, generation=token.generation)
-            await self._office.ask(Write(job=job, said=words))
+        await self._see_started(token, attempt)
         finish = Finish(
             attempt=token.attempt,
             epoch=token.epoch,
@@ -189,10 +198,10 @@ class SystemARoutes:
         )
         return answer(await self._office.ask(Write(job=job, said=finish)))
 
-    async def fail(self, job: JobId, said: FailA | None = None) -> Response:
+    async def fail(self, job: JobId, who: Who, said: FailA | None = None) -> Response:
         """Report a failure."""
         said = said or FailA()
-        token, _ = await self._lease(job, said)
+        token, _ = await self._lease(job, said, who)
         fail = Fail(
             attempt=token.attempt,
             epoch=token.epoch,
@@ -215,7 +224,7 @@ class SystemARoutes:
                 raise BadInput(
                     f"the bytes that came have another digest: {digest}", hint="send it again", sha256=digest
                 )
-            is_known = digest in self._models
+            is_known = await self._is_here(self._models.get(digest))
             if not is_known:
                 spool.flush()
                 kept = await self._office.keep(self._keep, spool.name, Digest(digest), size_bytes)
@@ -239,25 +248,54 @@ class SystemARoutes:
         ]
         return _plain({"workers": listed})
 
-    async def cancel(self, ref: Ref) -> Response:
+    async def cancel(self, ref: Ref, who: Who) -> Response:
         """Say that a job is no longer wanted."""
         job = await self._office.read(self._office.reader.find, ref)
-        return done(await self._office.ask(CancelJobs(jobs=(job.id,))))
+        return done(await self._office.ask(CancelJobs(jobs=(job.id,), by=recorded(who, ""))))
 
-    async def requeue(self, ref: Ref) -> Response:
+    async def requeue(self, ref: Ref, who: Who) -> Response:
         """Start a job that has ended again."""
         job = await self._office.read(self._office.reader.find, ref)
-        return done(await self._office.ask(RequeueJobs(jobs=(job.id,))))
+        return done(await self._office.ask(RequeueJobs(jobs=(job.id,), by=recorded(who, ""))))
 
     async def reload(self) -> Response:
         """Read the cluster file and the manifest again."""
         return answer(await self._office.reload(dry_run=False))
 
-    async def _lease(self, job: str, said: LeaseA) -> tuple[Token, AttemptView]:
+    async def _greet(self, host: str, capability: dict[str, Any], digest: Digest) -> None:
+        """Say hello for a host: its capability is another now, or nobody knows it."""
+        hello = Hello(
+            worker=host,
+            incarnation=incarnation_of(host),
+            version="system A",
+            capability=capability,
+            capability_digest=digest,
+            slots=1,
+        )
+        await self._office.ask(hello)
+        self._greeted[host] = digest
+
+    async def _claim(self, host: str) -> Granted:
+        claim = Claim(request_id=secrets.token_hex(16), worker=host, incarnation=incarnation_of(host))
+        granted: Granted = await self._office.ask(claim)
+        return granted
+
+    async def _see_started(self, token: Token, attempt: AttemptView) -> None:
+        """Say that a job runs, for a worker that has no word for it."""
+        if attempt.started_s is None:
+            said = Start(attempt=token.attempt, epoch=token.epoch, generation=token.generation)
+            await self._office.ask(Write(job=token.job, said=said))
+
+    async def _is_here(self, kept: Kept | None) -> bool:
+        """Whether a model that was sent before still lies here: what no job came to point at may have been pruned."""
+        office = self._office
+        return kept is not None and await office.keep(office.keeping.has_archive, kept.archive_sha256) is not None
+
+    async def _lease(self, job: str, said: LeaseA, who: Principal) -> tuple[Token, AttemptView]:
         """Give the lease that a worker speaks for: the job's own now. `StaleLease` if it is somebody else's."""
         attempts = await self._office.read(self._office.reader.attempts_of, job)
         now = attempts[-1] if attempts else None
-        is_theirs = now is not None and not now.ending and said.hostname in ("", now.machine)
+        is_theirs = now is not None and not now.ending and {said.hostname, who.name} <= {"", now.machine}
         if (
             now is None
             or not is_theirs

@@ -70,7 +70,7 @@ class WaitingClaims:
 
     def holds(self, claim: Claim, granted: Granted) -> bool:
         """Say whether a claim that was answered so goes on waiting."""
-        return claim.wait_s > 0 and not self._is_closed and not (granted.grants or granted.orders)
+        return claim.wait_s > 0 and not self._is_closed and not (granted.grants or granted.orders or granted.execs)
 
     async def wait(self, claim: Claim, known: Granted, since: Mark, gone: Gone) -> Granted | None:
         """Hold a claim open. `gone` returns when whoever asked has left; then there is no answer."""
@@ -187,7 +187,7 @@ class WaitingClaims:
         try:
             granted = await self._ask(waiter.claim)
             waiter.known = granted
-            if granted.grants or granted.orders or self._is_closed:
+            if granted.grants or granted.orders or granted.execs or self._is_closed:
                 self._settle(waiter, granted)
             elif changes == self._changes:
                 self._note_emptiness(waiter, granted)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import TypeVar
 
 from pydantic import BaseModel
 
@@ -16,8 +17,12 @@ from stoker.coordinator.service.exchange import Reply, Route
 from stoker.coordinator.service.intake import read_message
 from stoker.coordinator.service.waiting import Mark, WaitingClaims
 from stoker.model.errors import StokerError
+from stoker.model.fleet_errors import NotAllowed
 from stoker.model.frozen import frozen
+from stoker.model.principals import Principal
 from stoker.wire.codec import to_json
+from stoker.wire.contents import SourcesAsk
+from stoker.wire.health import MachineReport
 from stoker.wire.leasing import (
     CancelConfirmed,
     Claim,
@@ -74,15 +79,29 @@ SPOKEN = (
 class WorkerRoutes:
     """Answers them, now or once the queue has."""
 
-    def __init__(self, counter: Counter, waiting: WaitingClaims, on_settled: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        counter: Counter,
+        waiting: WaitingClaims,
+        on_settled: Callable[[str], None],
+        *,
+        on_heard: Callable[[Hello | Renewal], None] = lambda _: None,
+        told: Callable[[str, Answer], Answer] = lambda _worker, answer: answer,
+    ) -> None:
+        """Answer by the queue; `on_settled` hears of jobs, `on_heard` what a machine said of itself, once it counts.
+
+        `told` adds to a worker's answer what else it is to hear.
+        """
         self._counter = counter
         self._waiting = waiting
         self._on_settled = on_settled
+        self._on_heard = on_heard
+        self._told = told
         self._held: set[asyncio.Task[None]] = set()
         self._whole: dict[str, Route] = {
-            HELLO.path: lambda body, reply: self._ask(read_message(Hello, body), reply),
+            HELLO.path: lambda body, reply, who: self._hear(own(read_message(Hello, body), who), reply),
             CLAIMS.path: self._begin_claim,
-            RENEWALS.path: lambda body, reply: self._ask(read_message(Renewal, body), reply),
+            RENEWALS.path: lambda body, reply, who: self._hear(own(read_message(Renewal, body), who), reply),
         }
 
     def find(self, path: str) -> Route | None:
@@ -96,10 +115,10 @@ class WorkerRoutes:
             return None
         kind = known[0]
 
-        def write(body: bytes, reply: Reply) -> None:
+        def write(body: bytes, reply: Reply, who: Principal) -> None:
             said = read_message(kind, body)
             # The table has nothing but what `Said` has.
-            self._ask(Write(job=job, said=said), reply, job)  # type: ignore[arg-type]
+            self._ask(Write(job=job, said=said, machine=who.name), reply, job)  # type: ignore[arg-type]
 
         return write
 
@@ -114,14 +133,26 @@ class WorkerRoutes:
 
         self._counter.post(command, then)
 
-    def _begin_claim(self, body: bytes, reply: Reply) -> None:
-        claim = read_message(Claim, body)
+    def _hear(self, said: Hello | Renewal, reply: Reply) -> None:
+        def then(answer: Answer | StokerError) -> None:
+            if isinstance(answer, StokerError):
+                reply.fail(answer)
+                return
+            self._on_heard(said)
+            reply.say(to_json(self._told(said.worker, answer)))  # type: ignore[arg-type]  # workers' words are answered by messages
+
+        self._counter.post(said, then)
+
+    def _begin_claim(self, body: bytes, reply: Reply, who: Principal) -> None:
+        claim = own(read_message(Claim, body), who)
         since = self._waiting.mark()
 
         def then(answer: Answer | StokerError) -> None:
             if isinstance(answer, StokerError):
                 reply.fail(answer)
-            elif isinstance(answer, Granted) and self._waiting.holds(claim, answer):
+                return
+            answer = self._told(claim.worker, answer)
+            if isinstance(answer, Granted) and self._waiting.holds(claim, answer):
                 holding = asyncio.ensure_future(self._hold(claim, answer, since, reply))
                 self._held.add(holding)
                 holding.add_done_callback(self._held.discard)
@@ -139,3 +170,14 @@ class WorkerRoutes:
         else:
             if granted is not None:
                 reply.say(to_json(granted))
+
+
+W = TypeVar("W", Hello, Claim, Renewal, SourcesAsk, MachineReport)
+
+
+def own(said: W, who: Principal) -> W:
+    """Give what a worker says in its own name, or refuse it: nobody speaks for another machine."""
+    if who.name and said.worker != who.name:
+        hint = "a machine speaks for itself: its name is the one in its certificate"
+        raise NotAllowed(f"this is {who.name}'s certificate, not {said.worker}'s", hint=hint, machine=who.name)
+    return said

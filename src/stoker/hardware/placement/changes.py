@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from enum import StrEnum
 
 from stoker.hardware.placement.fit import choose, cores_left, ram_left, room_bytes, shares
+from stoker.hardware.placement.lasting import why_unable
 from stoker.hardware.placement.offer import DeviceOffer, Offer, Sharing
 from stoker.hardware.placement.shape import Shape
 from stoker.model.devices import MIB
@@ -238,7 +239,7 @@ def _other_hosts(shape: Shape, offer: Offer) -> Iterator[Change | None]:
 def _other_lists(shape: Shape, offer: Offer) -> Iterator[Change | None]:
     denied = shape.words.intersection(offer.deny_jobs)
     is_unlisted = bool(offer.allow_jobs) and shape.words.isdisjoint(offer.allow_jobs)
-    if not denied and not is_unlisted:
+    if (not denied and not is_unlisted) or why_unable(shape, offer):
         return
     parts = [f"{offer.node} does not deny {', '.join(sorted(denied))}"] if denied else []
     if is_unlisted:

@@ -68,7 +68,7 @@ def _state(offer: Offer) -> Hashable:
     return (
         tuple([_device_state(device) for device in offer.devices]),
         (offer.slots, offer.is_slot_per_device, offer.ram_bytes, offer.cores, offer.is_fake),
-        (offer.allow_jobs, offer.deny_jobs, offer.priority, offer.closed),
+        (offer.allow_jobs, offer.deny_jobs, offer.denied_for, offer.priority, offer.closed),
         (offer.jobs, offer.cpu_jobs, offer.ram_held_bytes, offer.cores_held),
     )
 

@@ -12,6 +12,8 @@ from stoker.model.frozen import changed
 from stoker.model.requirements import Wish
 from stoker.model.units import format_size
 
+_MOST_NAMED = 3
+
 
 def at_best(offer: Offer) -> Offer:
     """Give a node as it is at its best. RAM that was measured stays as measured."""
@@ -36,11 +38,20 @@ def why_never(shape: Shape, offers: Sequence[Offer]) -> str:
         known = any(offer.node in shape.allowed_hosts for offer in offers)
         if shape.allowed_hosts and not known:
             return f"none of its allowed hosts is on this fleet ({hosts})"
+        unable = {offer.node: why for offer in offers if (why := why_unable(shape, offer))}
+        if unable:
+            told = "; ".join(f"{node}: {why}" for node, why in list(unable.items())[:_MOST_NAMED])
+            return told if len(unable) <= _MOST_NAMED else f"{told} and {len(unable) - _MOST_NAMED} more"
         return "no machine's lists and the job's hosts allow it"
     why = (_devices(shape, allowed) if shape.wish is Wish.REQUIRE else "") or _machine(shape, allowed)
     if len(allowed) == len(offers):
         return why
     return f"{why}; lists or hosts keep it from {len(offers) - len(allowed)} of {len(offers)} machines"
+
+
+def why_unable(shape: Shape, offer: Offer) -> str:
+    """Say why a machine can't have the job whatever its lists say: the job's environment can't be made there."""
+    return next((why for word, why in offer.denied_for if word in shape.words), "")
 
 
 def _devices(shape: Shape, offers: Sequence[Offer]) -> str:

@@ -103,6 +103,8 @@ class Offer:
     cores: int | None = None
     allow_jobs: tuple[str, ...] = ()
     deny_jobs: tuple[str, ...] = ()
+    denied_for: tuple[tuple[str, str], ...] = ()
+    """Of the words in `deny_jobs`, those that nobody's list has: why the machine can't have such jobs."""
     priority: int = 0
     closed: str = ""
     """Why nothing is put on it: drained, paused by its owner."""

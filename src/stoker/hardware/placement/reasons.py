@@ -22,6 +22,7 @@ from stoker.hardware.placement.fit import (
     shares,
     slots_left,
 )
+from stoker.hardware.placement.lasting import why_unable
 from stoker.hardware.placement.offer import DeviceOffer, Offer
 from stoker.hardware.placement.shape import Shape
 from stoker.model.devices import MIB
@@ -101,7 +102,7 @@ def _policy(shape: Shape, offer: Offer) -> Obstacle | None:
     whys = {
         Block.CLOSED: f"takes no jobs: {offer.closed}",
         Block.HOST: f"not one of the job's hosts ({_listed(shape.allowed_hosts)})",
-        Block.DENIED: f"denies {_listed(shape.words.intersection(offer.deny_jobs))}",
+        Block.DENIED: why_unable(shape, offer) or f"denies {_listed(shape.words.intersection(offer.deny_jobs))}",
         Block.NOT_ALLOWED: f"allows only {_listed(offer.allow_jobs)}",
     }
     return Obstacle(code=block, why=whys[block])

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from stoker.hardware.placement.cost import CostRule
 from stoker.model.devices import MIB, Backend
 from stoker.model.frozen import frozen
-from stoker.model.requirements import Requirements, WantedJob, Wish
+from stoker.model.requirements import Requirements, WantedJob, Wish, environment_word
 
 _TRIAL = re.compile(r"(.+)/\d+")
 
@@ -84,9 +84,14 @@ def shape_of(wanted: WantedJob, *, listed: Iterable[str] | None = None, cost: Co
 def names_of(wanted: WantedJob) -> frozenset[str]:
     """Give what lists may call a job by: its name, that of the job it is a trial of (`name/3`), its model.
 
-    A recipe also goes by its last word, as it does on the command line: `lora` is `language/lora`.
+    A recipe also goes by its last word, as it does on the command line: `lora` is `language/lora`. An environment is
+    asked about by machines that can't have it, code by machines that run only some.
     """
     names = {wanted.name, wanted.model, wanted.model.rpartition("/")[2]}
+    if wanted.environment:
+        names.add(environment_word(wanted.environment))
+    if wanted.code:
+        names.add(wanted.code)
     trial = _TRIAL.fullmatch(wanted.name)
     if trial:
         names.add(trial[1])

@@ -17,7 +17,6 @@ from stoker.hardware.ledger.records import read_name
 from stoker.host.identity import Liveness, ProcessIdentity, identity_from
 from stoker.model.clock import SystemClock
 from stoker.model.errors import LocalFile, LockHeld, NoPermission, NoSpace, StokerError
-from tests.others import let_others_in
 from tests.unit.hardware.ledger.lab import Lab, gib, held, not_now, real_ledger, sharing, someone, whole
 from tests.unit.host.real_processes import code_of, fork, kill_and_reap, wait_until
 
@@ -65,10 +64,9 @@ def test_the_folder_is_sticky_and_open_to_all_whatever_the_umask(tmp_path: Path,
 
 
 @needs_root
-def test_users_who_come_first_at_the_same_moment_all_get_in(tmp_path: Path) -> None:
-    let_others_in(tmp_path)
+def test_users_who_come_first_at_the_same_moment_all_get_in(open_path: Path) -> None:
     for number in range(20):
-        place = tmp_path / str(number)
+        place = open_path / str(number)
         place.mkdir()
         place.chmod(0o1777)
         pids = [fork(partial(_look_as, user, place)) for user in (NOBODY, SOMEBODY, 12346)]
@@ -89,13 +87,12 @@ def test_folders_above_it_are_made(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_another_user_sees_what_is_held_and_can_reserve_the_rest(tmp_path: Path, strict_umask: None) -> None:
-    let_others_in(tmp_path)
-    held(real_ledger(tmp_path).reserve(sharing(gib(12), job="roots")))
+def test_another_user_sees_what_is_held_and_can_reserve_the_rest(open_path: Path, strict_umask: None) -> None:
+    held(real_ledger(open_path).reserve(sharing(gib(12), job="roots")))
 
     def reserve() -> None:
         os.umask(0o077)
-        ledger = real_ledger(tmp_path)
+        ledger = real_ledger(open_path)
         answer = not_now(ledger.reserve(sharing(gib(12))))
         assert "roots" in answer.why
         room = held(ledger.reserve(sharing(gib(8))))
@@ -106,24 +103,22 @@ def test_another_user_sees_what_is_held_and_can_reserve_the_rest(tmp_path: Path,
         os.kill(os.getpid(), signal.SIGKILL)
 
     assert as_user(NOBODY, reserve) == -signal.SIGKILL
-    held(real_ledger(tmp_path).reserve(sharing(gib(8))))
-    assert as_user(SOMEBODY, lambda: not_now(real_ledger(tmp_path).reserve(sharing(gib(8))))) == 0
+    held(real_ledger(open_path).reserve(sharing(gib(8))))
+    assert as_user(SOMEBODY, lambda: not_now(real_ledger(open_path).reserve(sharing(gib(8))))) == 0
 
 
 @needs_root
-def test_a_user_can_make_the_folder_and_root_can_use_it(tmp_path: Path) -> None:
-    let_others_in(tmp_path)
-    tmp_path.chmod(0o1777)
-    assert as_user(NOBODY, lambda: held(real_ledger(tmp_path).reserve(whole()))) == 0
-    held(real_ledger(tmp_path).reserve(whole()))
-    assert as_user(SOMEBODY, lambda: not_now(real_ledger(tmp_path).reserve(whole()))) == 0
+def test_a_user_can_make_the_folder_and_root_can_use_it(open_path: Path) -> None:
+    open_path.chmod(0o1777)
+    assert as_user(NOBODY, lambda: held(real_ledger(open_path).reserve(whole()))) == 0
+    held(real_ledger(open_path).reserve(whole()))
+    assert as_user(SOMEBODY, lambda: not_now(real_ledger(open_path).reserve(whole()))) == 0
 
 
 @needs_root
-def test_a_user_can_not_take_away_what_another_one_holds(tmp_path: Path) -> None:
-    let_others_in(tmp_path)
-    room = held(real_ledger(tmp_path).reserve(whole()))
-    lease = next((tmp_path / "ledger" / "leases").iterdir())
+def test_a_user_can_not_take_away_what_another_one_holds(open_path: Path) -> None:
+    room = held(real_ledger(open_path).reserve(whole()))
+    lease = next((open_path / "ledger" / "leases").iterdir())
 
     def attack() -> None:
         for act in (lease.unlink, lambda: lease.rename(lease.with_name("x")), lambda: lease.write_bytes(b"")):
@@ -132,37 +127,35 @@ def test_a_user_can_not_take_away_what_another_one_holds(tmp_path: Path) -> None
         with pytest.raises(PermissionError):
             os.rename(lease.parent, lease.parent.with_name("elsewhere"))
         with pytest.raises(PermissionError):
-            os.unlink(tmp_path / "ledger" / "lock")
+            os.unlink(open_path / "ledger" / "lock")
         with pytest.raises(NoPermission, match="another user"):
-            real_ledger(tmp_path).release(room)
+            real_ledger(open_path).release(room)
 
     assert as_user(NOBODY, attack) == 0
-    not_now(real_ledger(tmp_path).reserve(whole()))
+    not_now(real_ledger(open_path).reserve(whole()))
 
 
 @needs_root
-def test_a_dead_reservation_that_is_not_ours_to_remove_counts_for_nothing(tmp_path: Path) -> None:
-    let_others_in(tmp_path)
-    pid = fork(lambda: held(real_ledger(tmp_path).reserve(whole())))
+def test_a_dead_reservation_that_is_not_ours_to_remove_counts_for_nothing(open_path: Path) -> None:
+    pid = fork(lambda: held(real_ledger(open_path).reserve(whole())))
     assert code_of(pid) == 0
 
     def reserve() -> None:
-        ledger = real_ledger(tmp_path)
+        ledger = real_ledger(open_path)
         for _ in range(2):
             ledger.release(held(ledger.reserve(whole())))
 
     assert as_user(NOBODY, reserve) == 0
-    assert len(list((tmp_path / "ledger" / "leases").iterdir())) == 1
+    assert len(list((open_path / "ledger" / "leases").iterdir())) == 1
 
 
 @needs_root
-def test_a_reservation_that_its_user_hides_may_hold_anything(tmp_path: Path) -> None:
-    let_others_in(tmp_path)
-    held(real_ledger(tmp_path).reserve(sharing(gib(1))))
-    next((tmp_path / "ledger" / "leases").iterdir()).chmod(0o600)
+def test_a_reservation_that_its_user_hides_may_hold_anything(open_path: Path) -> None:
+    held(real_ledger(open_path).reserve(sharing(gib(1))))
+    next((open_path / "ledger" / "leases").iterdir()).chmod(0o600)
 
     def look() -> None:
-        ledger = real_ledger(tmp_path)
+        ledger = real_ledger(open_path)
         answer = not_now(ledger.reserve(sharing(gib(1))))
         assert answer.bound is Bound.TAKEN
         assert "can't be read" in answer.why
@@ -172,37 +165,34 @@ def test_a_reservation_that_its_user_hides_may_hold_anything(tmp_path: Path) -> 
 
 
 @needs_root
-def test_a_folder_that_may_not_be_written_is_an_error_with_a_hint(tmp_path: Path) -> None:
-    let_others_in(tmp_path)
-
+def test_a_folder_that_may_not_be_written_is_an_error_with_a_hint(open_path: Path) -> None:
     def refuse() -> None:
         with pytest.raises(NoPermission) as caught:
-            real_ledger(tmp_path).reserve(whole())
+            real_ledger(open_path).reserve(whole())
         assert "ledger of device memory" in caught.value.message
         assert "STOKER_LEDGER" in caught.value.hint
 
     assert as_user(NOBODY, refuse) == 0
-    real_ledger(tmp_path).state()
-    (tmp_path / "ledger" / "leases").chmod(0o755)
+    real_ledger(open_path).state()
+    (open_path / "ledger" / "leases").chmod(0o755)
     assert as_user(NOBODY, refuse) == 0
-    (tmp_path / "ledger" / "leases").chmod(0o1777)
-    (tmp_path / "ledger" / "lock").chmod(0o644)
+    (open_path / "ledger" / "leases").chmod(0o1777)
+    (open_path / "ledger" / "lock").chmod(0o644)
     assert as_user(NOBODY, refuse) == 0
 
 
 @needs_root
-def test_a_folder_in_which_anybody_may_remove_anything_is_refused_or_mended(tmp_path: Path) -> None:
-    let_others_in(tmp_path)
-    real_ledger(tmp_path).state()
-    folder = tmp_path / "ledger" / "leases"
+def test_a_folder_in_which_anybody_may_remove_anything_is_refused_or_mended(open_path: Path) -> None:
+    real_ledger(open_path).state()
+    folder = open_path / "ledger" / "leases"
     folder.chmod(0o777)
 
     def refuse() -> None:
         with pytest.raises(NoPermission, match="remove what others wrote"):
-            real_ledger(tmp_path).reserve(whole())
+            real_ledger(open_path).reserve(whole())
 
     assert as_user(NOBODY, refuse) == 0
-    held(real_ledger(tmp_path).reserve(whole()))
+    held(real_ledger(open_path).reserve(whole()))
     assert mode(folder) == 0o1777
 
 

@@ -7,10 +7,13 @@ from collections.abc import Collection
 from sqlalchemy import Connection, and_, func, select, text
 
 from stoker.coordinator.database.tables import AFTER, ATTEMPTS, JOBS
-from stoker.coordinator.queue.reading.shaping import read_object, shown_name
+from stoker.coordinator.queue.environments import choices_in
+from stoker.coordinator.queue.reading.shaping import read_object
 from stoker.model.frozen import frozen
 from stoker.model.json_text import loads
 from stoker.model.lifecycle import JobState
+from stoker.model.names import point_name
+from stoker.wire.orders import EnvironmentChoice, InputBody
 
 MOST_AHEAD = 10_000
 _RUNS = 100
@@ -39,6 +42,8 @@ class CaseRow:
     attempts: int
     """How many failures of its own it may have."""
     after: tuple[BeforeRow, ...] = ()
+    environment: tuple[EnvironmentChoice, ...] = ()
+    inputs: tuple[InputBody, ...] = ()
 
 
 @frozen
@@ -62,23 +67,27 @@ def read_case(connection: Connection, seq: int) -> CaseRow:
         .where(AFTER.c.seq == seq, JOBS.c.state != JobState.COMPLETED.value)
         .order_by(AFTER.c.before_seq)
     )
+    spec = read_object(row.spec)
     return CaseRow(
         seq=seq,
         class_id=row.class_id,
         not_before_s=row.not_before_s,
         message=row.message,
-        attempts=int(read_object(row.spec).get("attempts", 1)),
+        attempts=int(spec.get("attempts", 1)),
+        environment=choices_in(spec),
+        inputs=tuple(InputBody(**one) for one in spec.get("inputs", ())),
         after=tuple(
-            BeforeRow(job=one.id, name=shown_name(one.name, one.number), state=one.state)
+            BeforeRow(job=one.id, name=point_name(one.name, one.number), state=one.state)
             for one in connection.execute(before)
         ),
     )
 
 
-def read_ahead(connection: Connection, priority: int) -> int:
-    """Say how many ready jobs would go before a new one of this priority; of very many, only that there are."""
-    ready = select(JOBS.c.seq).where(_READY, JOBS.c.priority >= priority).limit(MOST_AHEAD)
-    return int(connection.scalar(select(func.count()).select_from(ready.subquery())) or 0)
+def read_ahead(connection: Connection, priority: int) -> dict[int, int]:
+    """Say by class how many ready jobs go before a new one of this priority; of very many, only that there are."""
+    ready = select(JOBS.c.class_id).where(_READY, JOBS.c.priority >= priority).limit(MOST_AHEAD).subquery()
+    counted = select(ready.c.class_id, func.count().label("jobs")).group_by(ready.c.class_id)
+    return {row.class_id: row.jobs for row in connection.execute(counted)}
 
 
 def read_runs(connection: Connection, recipes: Collection[str]) -> list[RunRow]:

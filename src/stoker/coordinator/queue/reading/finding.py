@@ -7,9 +7,9 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, func, select
 
 from stoker.coordinator.database.tables import JOBS
-from stoker.coordinator.queue.reading.shaping import shown_name
 from stoker.model.errors import Ambiguous, NotFound
 from stoker.model.frozen import frozen
+from stoker.model.names import point_name
 from stoker.model.suggest import did_you_mean
 
 SHORTEST_PREFIX = 4
@@ -27,6 +27,14 @@ class Found:
     id: str
 
 
+@frozen
+class Meant:
+    """One of the jobs that a name stands for."""
+
+    id: str
+    state: str
+
+
 def find_job(connection: Connection, ref: str) -> Found:
     """Find a job, or say what was probably meant, or which ones it could be."""
     row = _last(connection) if ref == "last" else _by_name(connection, ref)
@@ -42,6 +50,20 @@ def find_job(connection: Connection, ref: str) -> Found:
     raise NotFound(
         f"there is no job {ref!r}", hint=did_you_mean(ref, _names(connection, ref)) or "`stoker jobs` lists them"
     )
+
+
+def find_jobs(connection: Connection, ref: str) -> tuple[Meant, ...]:
+    """Find what a name stands for: one job, or of a sweep's bare name every point in its order, of each the newest."""
+    newest = connection.execute(_newest(ref)).first()
+    if newest is None or not newest.number:
+        only = find_job(connection, ref)
+        row = connection.execute(_jobs().where(JOBS.c.seq == only.seq)).one()
+        return (Meant(id=row.id, state=row.state),)
+    points: dict[int, Meant] = {}
+    named = _jobs().where(JOBS.c.name == ref, JOBS.c.number > 0).order_by(JOBS.c.seq.desc())
+    for row in connection.execute(named):
+        points.setdefault(row.number, Meant(id=row.id, state=row.state))
+    return tuple(points[number] for number in sorted(points))
 
 
 def _jobs() -> Select[Any]:
@@ -74,13 +96,13 @@ def _begun_by(connection: Connection, ref: str) -> list[Row[Any]]:
 
 
 def _several(ref: str, rows: list[Row[Any]]) -> Ambiguous:
-    shown = [f"{row.id[:12]} ({shown_name(row.name, row.number)}, {row.state})" for row in rows[:_SHOWN]]
+    shown = [f"{row.id[:12]} ({point_name(row.name, row.number)}, {row.state})" for row in rows[:_SHOWN]]
     more = ", …" if len(rows) > _SHOWN else ""
     return Ambiguous(
         f"{ref!r} begins the ids of several jobs: {', '.join(shown)}{more}",
         hint="type more of it",
         candidates=[
-            {"id": row.id, "name": shown_name(row.name, row.number), "state": row.state} for row in rows[:_SHOWN]
+            {"id": row.id, "name": point_name(row.name, row.number), "state": row.state} for row in rows[:_SHOWN]
         ],
     )
 

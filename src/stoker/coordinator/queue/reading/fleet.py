@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import Connection, Row, func, select, text
 
 from stoker.coordinator.database.tables import COUNTERS, JOBS, LEASES, MACHINES, META
-from stoker.coordinator.queue.reading.shaping import read_object, shown_name
+from stoker.coordinator.queue.reading.shaping import read_object
 from stoker.model.frozen import fresh, frozen
 from stoker.model.json_text import loads
 from stoker.model.lifecycle import JobState
+from stoker.model.names import point_name
 
 _STATE = "state:"
 _CLASS = "class:"
@@ -52,10 +54,12 @@ class MachineRow:
     declared: dict[str, Any]
     first_seen_s: float
     last_seen_s: float
+    left_s: float | None
     closed: str
     why: str
     until_s: float | None
     closed_devices: dict[str, str]
+    report: dict[str, Any] = fresh(factory=dict)
     held: tuple[Held, ...] = ()
 
 
@@ -65,7 +69,11 @@ class Before:
 
     alike: int = 0
     """That ask for the same."""
-    all: int = 0
+    by_class: Mapping[int, int] = fresh(factory=dict)
+
+    @property
+    def all(self) -> int:
+        return sum(self.by_class.values())
 
 
 def read_counts(connection: Connection) -> dict[str, int]:
@@ -87,7 +95,7 @@ def read_before(connection: Connection, seq: int) -> Before:
     if row.state != JobState.PENDING:
         return Before()
     counts = {class_id: _before_in(connection, class_id, row.priority, seq) for class_id in read_ready(connection)}
-    return Before(alike=counts.get(row.class_id, 0), all=sum(counts.values()))
+    return Before(alike=counts.get(row.class_id, 0), by_class=counts)
 
 
 def _before_in(connection: Connection, class_id: int, priority: int, seq: int) -> int:
@@ -122,7 +130,7 @@ def _held(row: Row[Any]) -> Held:
     return Held(
         seq=row.seq,
         job=row.id,
-        name=shown_name(row.name, row.number),
+        name=point_name(row.name, row.number),
         recipe=row.recipe,
         class_id=row.class_id,
         state=row.state,
@@ -149,9 +157,11 @@ def _machine(row: Row[Any], held: tuple[Held, ...]) -> MachineRow:
         declared=read_object(row.declared),
         first_seen_s=row.first_seen_s,
         last_seen_s=row.last_seen_s,
+        left_s=row.left_s,
         closed=row.closed,
         why=row.why,
         until_s=row.until_s,
         closed_devices=read_object(row.closed_devices),
+        report=read_object(row.report),
         held=held,
     )

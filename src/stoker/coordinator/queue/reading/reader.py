@@ -8,7 +8,7 @@ from typing import Any
 from stoker.coordinator.database.opening import Database
 from stoker.coordinator.database.snapshots import snapshot
 from stoker.coordinator.queue.reading.cases import CaseRow, RunRow, read_ahead, read_case, read_runs
-from stoker.coordinator.queue.reading.finding import Found, find_job
+from stoker.coordinator.queue.reading.finding import Found, Meant, find_job, find_jobs
 from stoker.coordinator.queue.reading.fleet import (
     Before,
     MachineRow,
@@ -18,13 +18,14 @@ from stoker.coordinator.queue.reading.fleet import (
     read_meta,
     read_ready,
 )
+from stoker.coordinator.queue.reading.health import HookRow, read_hooks, read_symptoms
 from stoker.coordinator.queue.reading.paging import read_page, states_of
 from stoker.coordinator.queue.reading.results import read_bundles, read_leaderboard
 from stoker.coordinator.queue.reading.shaping import job_view
 from stoker.coordinator.queue.reading.stories import read_attempts, read_events, read_newest_event, read_story
 from stoker.model.clock import Clock
 from stoker.wire.asking import Leaderboard
-from stoker.wire.views import AttemptView, JobPage, JobStory
+from stoker.wire.views import AttemptView, JobPage, JobStory, SymptomView
 
 
 class Reader:
@@ -68,6 +69,11 @@ class Reader:
         with snapshot(self._database) as connection:
             return find_job(connection, ref)
 
+    def find_all(self, ref: str) -> tuple[Meant, ...]:
+        """Say which jobs are meant: of a sweep's bare name, all its points."""
+        with snapshot(self._database) as connection:
+            return find_jobs(connection, ref)
+
     def story(self, ref: str) -> JobStory:
         """Give everything about one job."""
         with snapshot(self._database) as connection:
@@ -109,12 +115,22 @@ class Reader:
         with snapshot(self._database) as connection:
             return read_machines(connection, name)
 
+    def symptoms(self, machine: str = "") -> tuple[SymptomView, ...]:
+        """Give what is wrong now, of all machines or of one."""
+        with snapshot(self._database) as connection:
+            return read_symptoms(connection, machine)
+
+    def hooks(self, *, is_open: bool = False) -> tuple[HookRow, ...]:
+        """Give who is told of events, the closed ones too unless told otherwise."""
+        with snapshot(self._database) as connection:
+            return read_hooks(connection, is_open=is_open)
+
     def case(self, ref: str) -> CaseRow:
         """Give what an explanation needs of a job beside its story."""
         with snapshot(self._database) as connection:
             return read_case(connection, find_job(connection, ref).seq)
 
-    def ahead(self, priority: int) -> int:
+    def ahead(self, priority: int) -> dict[int, int]:
         """Say how many ready jobs would go before a new one of this priority."""
         with snapshot(self._database) as connection:
             return read_ahead(connection, priority)

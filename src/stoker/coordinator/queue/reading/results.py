@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from sqlalchemy import Connection, Select, select
+from sqlalchemy import Connection, Row, Select, select
 
 from stoker.coordinator.database.tables import BUNDLES, JOBS
-from stoker.coordinator.queue.reading.shaping import shown_name
 from stoker.coordinator.queue.reading.stories import bundle_object
 from stoker.model.errors import NotFound
 from stoker.model.json_text import loads
 from stoker.model.lifecycle import JobState
+from stoker.model.names import point_name
 from stoker.model.suggest import did_you_mean
 from stoker.plan.ranking import Direction, known_direction, preference
 from stoker.wire.asking import Leaderboard, LeaderRow
@@ -61,7 +61,7 @@ def read_bundles(
     if seq is not None:
         asked = asked.where(BUNDLES.c.seq == seq)
     return tuple(
-        {"id": row.id, "job": row.job, "name": shown_name(row.name, row.number), **bundle_object(row)}
+        {"id": row.id, "job": row.job, "name": point_name(row.name, row.number), **bundle_object(row)}
         for row in connection.execute(asked)
     )
 
@@ -73,16 +73,21 @@ def _leaders(connection: Connection, ranked: list[tuple[int, dict[str, float]]],
         LeaderRow(
             place=place,
             job=jobs[seq].id,
-            name=shown_name(jobs[seq].name, jobs[seq].number),
+            name=point_name(jobs[seq].name, jobs[seq].number),
             label=jobs[seq].label,
             recipe=jobs[seq].recipe,
             machine=jobs[seq].machine,
             value=metrics[metric],
             metrics=metrics,
-            seconds=jobs[seq].seconds,
+            seconds=_took_s(jobs[seq]),
         )
         for place, (seq, metrics) in enumerate(ranked, 1)
     )
+
+
+def _took_s(row: Row[Any]) -> float | None:
+    """Say how long a job took, as every list of jobs does: from its start to its end."""
+    return None if row.started_s is None or row.ended_s is None else max(0.0, row.ended_s - row.started_s)
 
 
 def _completed(recipe: str = "", name: str = "") -> Select[Any]:

@@ -10,6 +10,7 @@ from stoker.coordinator.database.tables import EVENTS, JOBS, LEASES
 from stoker.model.events import VERSION
 from stoker.model.json_text import loads
 from stoker.model.lifecycle import JobState
+from stoker.model.names import point_name
 from stoker.model.retry import Cause
 from stoker.wire.views import AttemptView, JobView
 
@@ -32,7 +33,7 @@ def job_view(row: Row[Any], *, now_s: float) -> JobView:
     progress = read_object(row.progress)
     return JobView(
         id=row.id,
-        name=shown_name(row.name, row.number),
+        name=point_name(row.name, row.number),
         label=row.label,
         recipe=row.recipe,
         mode=row.mode,
@@ -41,7 +42,8 @@ def job_view(row: Row[Any], *, now_s: float) -> JobView:
         priority=row.priority,
         epoch=row.epoch,
         attempt=row.attempt,
-        machine=row.machine,
+        # Where it was lost, or given back, it is no longer.
+        machine="" if row.state == JobState.PENDING else row.machine,
         devices=tuple(loads(row.held_devices)) if row.held_devices else (),
         submitter=row.submitter,
         submitted_s=row.submitted_s,
@@ -74,6 +76,7 @@ def attempt_view(row: Row[Any]) -> AttemptView:
         message=row.message,
         hint=row.hint,
         exit_code=row.exit_code,
+        facts=read_object(row.facts),
     )
 
 
@@ -94,18 +97,13 @@ def event_object(row: Row[Any]) -> dict[str, Any]:
         "kind": row.kind,
     }
     if row.job is not None:
-        told |= {"job": row.job, "name": shown_name(row.name, row.number)}
+        told |= {"job": row.job, "name": point_name(row.name, row.number)}
     told |= {word: value for word in ("machine", "attempt", "epoch") if (value := getattr(row, word)) not in (None, "")}
     told["generation"] = row.generation
     if row.to_state:
         told |= {"from": row.from_state, "to": row.to_state}
     # What an event brings of its own never covers what stands above.
     return told | {word: value for word, value in read_object(row.fields).items() if word not in told}
-
-
-def shown_name(name: str, number: int) -> str:
-    """Give `resnet`, or `resnet/3` for a point of a sweep."""
-    return f"{name}/{number}" if number else name
 
 
 def read_object(text: str | None) -> dict[str, Any]:
@@ -120,7 +118,7 @@ def _why(row: Row[Any], now_s: float) -> str:
             return f"waits for {row.blockers} job{'s' * (row.blockers != 1)} to complete first"
         if not row.is_ready and row.not_before_s > now_s:
             return f"tries again in {row.not_before_s - now_s:.0f} s" + (f": {row.message}" if row.message else "")
-        return "waits for a machine"
+        return "waits for a machine" + (f"; before: {row.message}" if row.message else "")
     if row.state == JobState.FAILED:
         # That its own program failed is what everybody expects; any other cause is said.
         cause = "" if row.cause == Cause.USER and row.message else row.cause

@@ -13,9 +13,9 @@ from stoker.coordinator.queue.reading.shaping import (
     job_view,
     listed_jobs,
     read_object,
-    shown_name,
     told_events,
 )
+from stoker.model.names import point_name
 from stoker.wire.views import AttemptView, JobStory
 
 _NEWEST_EVENTS = 100
@@ -35,6 +35,9 @@ def read_story(connection: Connection, seq: int, *, now_s: float) -> JobStory:
         requirements=spec.get("requirements", {}),
         code=spec.get("code", {}),
         folder=spec.get("folder", ""),
+        project=spec.get("project", ""),
+        code_tree=spec.get("code_tree", ""),
+        commit=spec.get("commit", ""),
         after=_before_it(connection, seq),
         attempts=read_attempts(connection, seq),
         counts={"user": row.user_failures, "lost": row.lost, "declined": row.declined},
@@ -86,7 +89,7 @@ def _before_it(connection: Connection, seq: int) -> tuple[str, ...]:
         .where(AFTER.c.seq == seq)
         .order_by(AFTER.c.before_seq)
     )
-    return tuple(shown_name(row.name, row.number) for row in connection.execute(asked))
+    return tuple(point_name(row.name, row.number) for row in connection.execute(asked))
 
 
 def _bundle(connection: Connection, seq: int) -> dict[str, Any]:

@@ -1,0 +1,118 @@
+"""Invitations: what an attempt to join is worth, decided from the invitation, the words and the time alone.
+
+The coordinator's own nonce is derived from the CA's secret, the other side's nonce and the time: nothing has to be
+remembered between the two questions, and nobody can fill a memory by asking the first one again and again.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from stoker.coordinator.authority.ca_files import FleetCa
+from stoker.coordinator.authority.standing import Invite
+from stoker.model.digests import digest_value
+from stoker.model.errors import Refused
+from stoker.model.fleet_errors import NotAllowed
+from stoker.model.frozen import frozen
+from stoker.wire.enrolling import JoinFinish
+from stoker.wire.join_proofs import NONCE_BYTES, finish_proof, is_same_proof
+
+MOST_FAILURES_EACH = 5
+"""Wrong proofs from one address, which is not heard any more then: a stranger must not end what others wait for."""
+MOST_FAILURES = 200
+"""Wrong proofs from all addresses together, which end an invitation: of 2**50 codes that is one in 5e12."""
+SLOT_S = 300.0
+"""A nonce of ours holds for one to two of these."""
+REPEAT_S = 600.0
+"""For so long after its use the same words get the same answer again."""
+
+
+class Verdict(StrEnum):
+    """What becomes of an attempt."""
+
+    TAKE = "take"
+    REPEAT = "repeat"
+    """It was used by these very words: the answer was lost on its way."""
+    WRONG = "wrong"
+    """It proves nothing, and is counted."""
+    REFUSE = "refuse"
+    """It can't be, and is no guess."""
+
+
+@frozen
+class Judged:
+    """The verdict, and what is told."""
+
+    verdict: Verdict
+    error: NotAllowed | Refused | None = None
+
+
+def server_nonce(ca: FleetCa, invite: str, nonce: str, now_s: float) -> str:
+    """Give our nonce for somebody who asks now."""
+    return _nonce(ca, invite, nonce, int(now_s // SLOT_S))
+
+
+def judge_finish(ca: FleetCa, invite: Invite | None, said: JoinFinish, now_s: float) -> Judged:
+    """Decide about an attempt to join."""
+    if (
+        invite is not None
+        and invite.used_s is not None
+        and now_s - invite.used_s <= REPEAT_S
+        and invite.request == request_digest(said)
+    ):
+        return Judged(verdict=Verdict.REPEAT)
+    if invite is None or not invite.is_live(now_s):
+        return _refused(not_invited(invite, now_s))
+    return _judge_proof(ca, invite, said, now_s)
+
+
+def not_invited(invite: Invite | None, now_s: float) -> NotAllowed:
+    """Refuse a code that nobody waits for any more, or never did."""
+    if invite is None:
+        return NotAllowed("there is no invitation of that code", hint=_ASK_AGAIN, reason="unknown")
+    if invite.used_s is not None:
+        return NotAllowed("this invitation was used already", hint=_ASK_AGAIN, reason="used")
+    if invite.failures >= MOST_FAILURES:
+        what = f"this invitation is over: {invite.failures} wrong codes were tried with it"
+        return NotAllowed(what, hint=_ASK_AGAIN, reason="spent")
+    what = "this invitation has expired" if now_s >= invite.expires_s else "this invitation was taken back"
+    return NotAllowed(what, hint=_ASK_AGAIN, reason="expired")
+
+
+def request_digest(said: JoinFinish) -> str:
+    """Give what tells one attempt's words from any other's."""
+    return digest_value("stoker/join/request", said.model_dump(mode="json"))
+
+
+def _judge_proof(ca: FleetCa, invite: Invite, said: JoinFinish, now_s: float) -> Judged:
+    slot = int(now_s // SLOT_S)
+    if said.server_nonce not in {_nonce(ca, said.id, said.nonce, one) for one in (slot, slot - 1)}:
+        return _refused(
+            Refused("this attempt to join took too long", hint="join again with the same code", reason="slow")
+        )
+    proof = finish_proof(
+        bytes.fromhex(invite.key),
+        nonce=said.nonce,
+        server_nonce=said.server_nonce,
+        name=said.name,
+        csr_pem=said.csr_pem,
+    )
+    if not is_same_proof(proof, said.proof):
+        hint = "is it spelt as it was printed?"
+        return Judged(verdict=Verdict.WRONG, error=NotAllowed("the code is wrong", hint=hint, reason="wrong"))
+    if invite.name and invite.name != said.name:
+        hint = f"join with --name {invite.name}"
+        what = f"this invitation is for {invite.name!r}, not for {said.name!r}"
+        return _refused(NotAllowed(what, hint=hint, reason="name"))
+    return Judged(verdict=Verdict.TAKE)
+
+
+def _nonce(ca: FleetCa, invite: str, nonce: str, slot: int) -> str:
+    return ca.derive("stoker/join/nonce/1", invite, nonce, str(slot)).hex()[: 2 * NONCE_BYTES]
+
+
+def _refused(error: NotAllowed | Refused) -> Judged:
+    return Judged(verdict=Verdict.REFUSE, error=error)
+
+
+_ASK_AGAIN = "ask whoever runs the coordinator for a new one: `stoker machines invite`"

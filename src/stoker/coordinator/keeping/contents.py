@@ -1,0 +1,262 @@
+"""Trees of code and data with the coordinator: files under their digest, beside archives, and listings that name them.
+
+A tree is named in the queue's database once every file of it is here, so a job that is pointed at one finds it whole.
+What is too large, or has no room on the disk, is refused by what it says of itself, before its bytes flow. While a tree
+is being named, a prune spares its files (`arriving`); while a prune takes files, no tree is named that needs them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from stoker.coordinator.keeping.keeping import Keeping
+from stoker.coordinator.keeping.tree_retention import TreeRow
+from stoker.host.disk import free_bytes
+from stoker.model.artifacts import Tree
+from stoker.model.digests import Digest, digest_bytes
+from stoker.model.errors import BadInput, Damaged, NoSpace, NotFound
+from stoker.model.fleet_errors import TooLarge
+from stoker.model.frozen import frozen
+from stoker.model.units import format_size
+from stoker.store.listing import files_of, read_listing
+from stoker.wire.contents import PACKED_BYTES
+from stoker.wire.packs import HEAD_BYTES, head, read_pack
+
+_REMEMBERED = 1000
+_PIECE_BYTES = 1 << 20
+
+
+class TreeRecords(Protocol):
+    """What the database says of trees."""
+
+    def find(self, tree: str) -> TreeRow | None:
+        """Give a tree that is named."""
+
+    def all(self) -> tuple[TreeRow, ...]:
+        """Give all of them."""
+
+    def keep(self, tree: str, *, listing: str, files: int, size_bytes: int) -> None:
+        """Name a tree, durably."""
+
+    def want(self, tree: str) -> bool:
+        """Note that a tree is wanted. False: there is none."""
+
+    def drop(self, trees: tuple[TreeRow, ...]) -> frozenset[str]:
+        """Forget trees, except those that were wanted since, and say which.
+
+        On return, whatever was asked of the queue before is durable too.
+        """
+
+    def wanted_by_jobs(self) -> frozenset[str]:
+        """Give the trees that jobs name which have not ended."""
+
+
+@frozen
+class TreeKept:
+    """What became of a listing."""
+
+    tree: str
+    files: int
+    size_bytes: int
+    missing: int = 0
+    """So many of its files are not here: it is not named."""
+
+
+class Contents:
+    """The trees of one coordinator. Safe to use from several threads."""
+
+    def __init__(
+        self, keeping: Keeping, records: TreeRecords, *, free_bytes: Callable[[str], int] = free_bytes
+    ) -> None:
+        self._keeping = keeping
+        self._objects = keeping.objects
+        self._limits = keeping.limits
+        self._records = records
+        self._free_bytes = free_bytes
+        self._turn = threading.Lock()
+        self._listings: OrderedDict[str, TreeRow] = OrderedDict()
+        self._arriving: Counter[str] = Counter()
+        self._doubted: set[str] = set()
+
+    def want(self, tree: str, *, files: int = 0, size_bytes: int = 0) -> TreeRow | None:
+        """Give a tree that is here, to stay for a while; nothing if it is not. `TooLarge` if it may not come either."""
+        if self._records.want(tree) and (row := self._find(tree)) is not None and not self._lacks(row):
+            return row
+        self._forget(tree)
+        limits = self._limits
+        if size_bytes > limits.tree_bytes:
+            most = format_size(limits.tree_bytes)
+            raise TooLarge(
+                f"a tree of {format_size(size_bytes)}: {most} are the most that this coordinator keeps",
+                hint="put it where every machine can read it, or raise the limit of `stoker serve`",
+                most_bytes=limits.tree_bytes,
+            )
+        if files > limits.tree_files:
+            raise TooLarge(
+                f"a tree of {files} files: {limits.tree_files} are the most",
+                hint="pack them into fewer, larger files",
+                most_files=limits.tree_files,
+            )
+        return None
+
+    def missing(self, digests: Iterable[str], sizes: tuple[int, ...] = ()) -> tuple[str, ...]:
+        """Say which files are not here, or on their way out. With sizes: `NoSpace` if those can't all come."""
+        asked = tuple(digests)
+        if sizes and len(sizes) != len(asked):
+            raise BadInput(f"{len(asked)} digests and {len(sizes)} sizes")
+        lacking = tuple(digest for digest in asked if self._keeping.has_archive(digest) is None)
+        if sizes and lacking:
+            by_digest = dict(zip(asked, sizes, strict=True))
+            self.check_room(sum(by_digest[digest] for digest in lacking))
+        return lacking
+
+    def check_room(self, coming_bytes: int) -> None:
+        """Refuse what would leave the disk with less than the floor."""
+        root, floor_bytes = self._keeping.folder, self._limits.free_floor_bytes
+        free = self._free_bytes(root)
+        if coming_bytes and coming_bytes > free - floor_bytes:
+            raise NoSpace(
+                f"{format_size(coming_bytes)} have no room with the coordinator: {format_size(free)} are free there,"
+                f" and {format_size(floor_bytes)} stay so",
+                hint="free some space on its machine; `stoker store prune --fleet` shows what could go",
+                needed_bytes=coming_bytes,
+                free_bytes=free,
+            )
+
+    def keep_pack(self, pack: bytes) -> tuple[int, int]:
+        """Take the files of a pack in, durable on return: how many were new, and how many known.
+
+        `HashMismatch` or `BadInput` if it is not what it says; files before the fault may have been kept.
+        """
+        files = dict(read_pack(pack))
+        for digest in files:
+            self._keeping.bundles.refuse_going(digest)
+        self.check_room(sum(map(len, files.values())))
+        new = self._objects.put_all(files.items())
+        return new, len(files) - new
+
+    def keep_tree(self, tree: str, data: bytes) -> TreeKept:
+        """Name a tree by its listing, if all of its files are here; else say how many are not."""
+        read = read_listing(data, tree, most_entries=self._limits.tree_files)
+        files = files_of(read)
+        for entry in read.entries:
+            if entry.size_bytes > self._limits.archive_bytes:
+                raise TooLarge(f"{entry.path}: a file of {format_size(entry.size_bytes)}")
+        listing = digest_bytes(data)
+        kept = TreeKept(tree=tree, files=len(read.entries), size_bytes=read.size_bytes)
+        with self._arrival([*files, listing]):
+            has_archive = self._keeping.has_archive
+            missing = sum(has_archive(digest) != size_bytes for digest, size_bytes in files.items())
+            if missing:
+                return TreeKept(tree=tree, files=kept.files, size_bytes=kept.size_bytes, missing=missing)
+            self._keeping.bundles.refuse_going(listing)
+            self._objects.put_all([(listing, data)])
+            self._records.keep(tree, listing=listing, files=kept.files, size_bytes=kept.size_bytes)
+        return kept
+
+    def has(self, tree: str) -> bool:
+        """Say whether a tree is here. Cheap."""
+        return self._find(tree) is not None
+
+    def listing(self, tree: str) -> bytes:
+        """Give the listing of a tree that is here. `NotFound`."""
+        row = self._find(tree)
+        if row is None:
+            raise NotFound(f"no tree {tree[:12]} lies with this coordinator", hint="it never came, or was pruned")
+        with self._objects.open(Digest(row.listing)) as file:
+            return file.read()
+
+    def frames(self, digests: Iterable[str]) -> tuple[int, Iterator[bytes]]:
+        """Give small files as frames, in pieces, and how many bytes that are; what is not here is left out."""
+        found: list[tuple[str, int]] = []
+        for digest in dict.fromkeys(digests):
+            size_bytes = self._keeping.has_archive(digest)
+            if size_bytes is None:
+                self.missed(digest)
+            elif size_bytes <= PACKED_BYTES:
+                found.append((digest, size_bytes))
+        return sum(HEAD_BYTES + size_bytes for _, size_bytes in found), self._pieces(found)
+
+    def missed(self, digest: str) -> None:
+        """Note that somebody asked for a file that is not here. If a tree needs it, it was lost, and may come again."""
+        with self._turn:
+            if len(self._doubted) < _REMEMBERED:
+                self._doubted.add(digest)
+
+    def files_of(self, row: TreeRow) -> frozenset[str]:
+        """Give everything that a named tree needs, its listing included; only that where it can't be read."""
+        try:
+            tree: Tree = read_listing(self.listing(row.tree), row.tree, most_entries=row.files)
+        except (NotFound, BadInput, Damaged):
+            return frozenset({row.listing})
+        return frozenset({row.listing, *files_of(tree)})
+
+    def arriving(self) -> frozenset[str]:
+        """Give what trees need that are being named just now."""
+        with self._turn:
+            return frozenset(self._arriving)
+
+    def drop(self, trees: tuple[TreeRow, ...]) -> frozenset[str]:
+        """Forget trees, except those that were wanted meanwhile, and say which."""
+        gone = self._records.drop(trees)
+        for tree in gone:
+            self._forget(tree)
+        return gone
+
+    @property
+    def records(self) -> TreeRecords:
+        return self._records
+
+    @contextmanager
+    def _arrival(self, digests: list[str]) -> Iterator[None]:
+        with self._turn:
+            self._arriving.update(digests)
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._arriving.subtract(digests)
+                self._arriving += Counter()
+
+    def _pieces(self, found: list[tuple[str, int]]) -> Iterator[bytes]:
+        parts: list[bytes] = []
+        waiting_bytes = 0
+        for digest, size_bytes in found:
+            with self._objects.open(Digest(digest)) as file:
+                parts += [head(digest, size_bytes), file.read()]
+            waiting_bytes += size_bytes
+            if waiting_bytes >= _PIECE_BYTES:
+                yield b"".join(parts)
+                parts, waiting_bytes = [], 0
+        yield b"".join(parts)
+
+    def _lacks(self, row: TreeRow) -> bool:
+        """Whether a tree that is named lost a file since: looked at only where somebody missed one."""
+        with self._turn:
+            doubted = frozenset(self._doubted)
+        if not doubted:
+            return False
+        lost = [digest for digest in doubted & self.files_of(row) if self._keeping.has_archive(digest) is None]
+        with self._turn:
+            self._doubted -= {digest for digest in doubted if self._keeping.has_archive(digest) is not None}
+        return bool(lost)
+
+    def _find(self, tree: str) -> TreeRow | None:
+        with self._turn:
+            row = self._listings.get(tree)
+        if row is None:
+            row = self._records.find(tree)
+            if row is not None:
+                with self._turn:
+                    self._listings[tree] = row
+                    while len(self._listings) > _REMEMBERED:
+                        self._listings.popitem(last=False)
+        return row
+
+    def _forget(self, tree: str) -> None:
+        with self._turn:
+            self._listings.pop(tree, None)

@@ -1,0 +1,67 @@
+"""Environments of jobs against machines: which machine can't have which, and what its worker says it has.
+
+A class of jobs knows its environment by one digest. Machines that can't have one deny that digest, so that what is
+granted costs nothing more: only news of an environment, or of what a machine has, is looked at here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.coordinator.queue.book import Book, Machine
+from stoker.model.requirements import environment_word
+from stoker.wire.environments import Standing, environment_digest, outlook
+from stoker.wire.leasing import Holdings
+from stoker.wire.orders import EnvironmentChoice
+
+Choices = tuple[EnvironmentChoice, ...]
+
+
+def choices_in(spec: Mapping[str, Any]) -> Choices:
+    """Give the choices of an order, as it came or as it is stored."""
+    return tuple(
+        one if isinstance(one, EnvironmentChoice) else EnvironmentChoice(**one) for one in spec.get("environment", ())
+    )
+
+
+def digest_in(spec: Mapping[str, Any]) -> str:
+    """Give the digest by which an order's class knows its environment; empty: it has none."""
+    return environment_digest(choices_in(spec)) if spec.get("environment") else ""
+
+
+def learn(book: Book, choices: Choices) -> bool:
+    """Take in an environment; says whether anything of it is news: itself, or what can't have it."""
+    digest = environment_digest(choices)
+    known = book.environments.get(digest)
+    if known is not None:
+        refused = [{**was.refused, **one.refused} for was, one in zip(known, choices, strict=True)]
+        choices = tuple(one.model_copy(update={"refused": merged}) for one, merged in zip(known, refused, strict=True))
+    book.environments[digest] = choices
+    return known != choices
+
+
+def unable(book: Book, machine: Machine) -> dict[str, str]:
+    """Give the environments that a machine can't have, by the word that it denies, with the reason."""
+    held = machine.holdings
+    if held is None or not book.environments:
+        return {}
+    found = {
+        digest: outlook(choices, machine.name, held)
+        for digest, choices in book.environments.items()
+        if _is_in_doubt(choices, held)
+    }
+    return {environment_word(digest): one.why for digest, one in found.items() if one.standing is Standing.IMPOSSIBLE}
+
+
+def _is_in_doubt(choices: Choices, held: Holdings) -> bool:
+    """Say whether there is anything to look at: nearly all environments are for every machine, and nobody refused."""
+    is_for_all = any(not one.platform for one in choices)
+    return not is_for_all or not held.platform or any(one.refused or one.digest in held.impossible for one in choices)
+
+
+def is_news(book: Book, machine: Machine, holdings: Holdings) -> bool:
+    """Take in what a worker says it has; says whether it can have other environments now than before."""
+    was = unable(book, machine)
+    machine.holdings = holdings
+    return unable(book, machine) != was

@@ -1,0 +1,46 @@
+"""Who asks, inside a request: what the door has judged, for the routes behind it.
+
+async def cancel(self, ref: Ref, who: Who, asked: JobAsk | None = None) -> Response:
+… CancelJobs(jobs=…, by=recorded(who, asked.by))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from stoker.model.principals import Principal
+
+PEER = "stoker.peer"
+"""Where a request's scope has its connection's other end."""
+PRINCIPAL = "stoker.principal"
+STILL = "stoker.still"
+_LONGEST = 200
+
+
+def _principal(request: Request) -> Principal:
+    found: Principal = request.scope[PRINCIPAL]
+    return found
+
+
+def _still(request: Request) -> Callable[[], bool]:
+    found: Callable[[], bool] = request.scope[STILL]
+    return found
+
+
+Who = Annotated[Principal, Depends(_principal)]
+Still = Annotated[Callable[[], bool], Depends(_still)]
+"""Says whether whoever asked may still: for answers that never end."""
+
+
+def recorded(who: Principal, claimed: str) -> str:
+    """Give who is recorded: the name that was verified, and behind it what the program says of itself.
+
+    Where nobody's name was verified, what the program says has to do: it came over loopback, from whoever may read the
+    operator's token.
+    """
+    if not who.name:
+        return claimed[:_LONGEST]
+    return f"{who.name} ({claimed})"[:_LONGEST] if claimed and claimed != who.name else who.name

@@ -1,0 +1,130 @@
+"""The CA and the server's certificate on a real disk."""
+
+from __future__ import annotations
+
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from stoker.coordinator.authority.ca_files import FleetCa, open_ca
+from stoker.coordinator.authority.server_certificate import ServerCertificate
+from stoker.host.tls.reading import is_signed_by, names_in
+from stoker.model.clock import FakeClock
+from stoker.model.errors import Damaged, LocalFile
+
+DAY_S = 86_400.0
+
+
+def opened(folder: Path, clock: FakeClock | None = None) -> FleetCa:
+    return open_ca(str(folder / "authority"), fleet="desk", now_s=(clock or FakeClock()).wall_s())
+
+
+def certificate_in(path: str) -> str:
+    text = Path(path).read_text()
+    return text[text.index("-----BEGIN CERTIFICATE") :]
+
+
+def test_the_ca_is_made_once_for_its_owner_alone(tmp_path: Path):
+    first, again = opened(tmp_path), opened(tmp_path)
+    assert first.certificate_pem == again.certificate_pem
+    assert first.derive("a", "b") == again.derive("a", "b")
+    assert first.derive("a", "b") != first.derive("a", "c") != first.derive("ab")
+    assert stat.S_IMODE(os.stat(tmp_path / "authority" / "ca.key").st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(tmp_path / "authority").st_mode) == 0o700
+    assert "PRIVATE" not in Path(first.certificate_file).read_text()
+
+
+def test_of_several_that_start_together_all_have_the_same_ca(tmp_path: Path):
+    with ThreadPoolExecutor(8) as threads:
+        found = {ca.certificate_pem for ca in threads.map(lambda _: opened(tmp_path), range(8))}
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])
+def test_a_key_that_others_may_read_is_refused(tmp_path: Path, mode: int):
+    opened(tmp_path)
+    (tmp_path / "authority" / "ca.key").chmod(mode)
+    with pytest.raises(LocalFile, match="others may read") as caught:
+        opened(tmp_path)
+    assert "chmod 600" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: text[:200],
+        lambda text: text.replace("A", "B"),
+        lambda text: text.partition("-----BEGIN CERTIFICATE")[0],
+        lambda text: "\0" * len(text),
+        lambda text: text.encode("utf-16"),
+    ],
+    ids=["empty", "cut", "changed", "no certificate", "zeros", "other bytes"],
+)
+def test_a_damaged_ca_is_an_error_and_nothing_takes_its_place(tmp_path: Path, damage):
+    opened(tmp_path)
+    path = tmp_path / "authority" / "ca.key"
+    made = damage(path.read_text())
+    path.write_bytes(made.encode() if isinstance(made, str) else made)
+    before = path.read_bytes()
+    with pytest.raises(Damaged) as caught:
+        opened(tmp_path)
+    assert "backup" in caught.value.hint
+    assert path.read_bytes() == before
+
+
+def test_a_key_of_another_ca_is_damage(tmp_path: Path):
+    one, two = opened(tmp_path / "one"), opened(tmp_path / "two")
+    mixed = (tmp_path / "one" / "authority" / "ca.key").read_text().partition("-----BEGIN CERTIFICATE")[0]
+    path = tmp_path / "two" / "authority" / "ca.key"
+    path.write_text(mixed + two.certificate_pem)
+    assert one.certificate_pem != two.certificate_pem
+    with pytest.raises(Damaged, match="does not belong"):
+        opened(tmp_path / "two")
+
+
+def test_the_public_half_is_written_again_where_it_is_gone_or_another(tmp_path: Path):
+    ca = opened(tmp_path)
+    Path(ca.certificate_file).write_text("another")
+    opened(tmp_path)
+    assert Path(ca.certificate_file).read_text() == ca.certificate_pem
+
+
+def test_the_servers_certificate_is_made_renewed_and_follows_its_names(tmp_path: Path):
+    clock, names = FakeClock(), ["desk.local", "192.0.2.7"]
+    server = ServerCertificate(opened(tmp_path, clock), lambda: names, clock=clock, life_s=90 * DAY_S)
+    assert server.ensure()
+    assert stat.S_IMODE(os.stat(server.path).st_mode) == 0o600
+    assert names_in(certificate_in(server.path)) == set(names)
+    clock.advance(59 * DAY_S)
+    assert not server.ensure()
+    clock.advance(2 * DAY_S)
+    assert server.ensure()
+    names.append("192.0.2.8")
+    assert server.ensure()
+    assert "192.0.2.8" in names_in(certificate_in(server.path))
+    names.remove("192.0.2.7")
+    assert not server.ensure()
+
+
+@pytest.mark.parametrize("text", ["", "-----BEGIN CERTIFICATE-----\nnothing\n-----END CERTIFICATE-----\n", "\0"])
+def test_a_servers_certificate_that_is_none_is_made_anew(tmp_path: Path, text: str):
+    clock = FakeClock()
+    server = ServerCertificate(opened(tmp_path, clock), lambda: ["desk.local"], clock=clock)
+    server.ensure()
+    Path(server.path).write_text(text)
+    assert server.ensure()
+
+
+def test_a_servers_certificate_of_another_ca_is_made_anew(tmp_path: Path):
+    clock = FakeClock()
+    old = ServerCertificate(opened(tmp_path / "old", clock), lambda: ["desk.local"], clock=clock)
+    old.ensure()
+    ca = opened(tmp_path / "new", clock)
+    new = ServerCertificate(ca, lambda: ["desk.local"], clock=clock)
+    Path(new.path).write_bytes(Path(old.path).read_bytes())
+    assert new.ensure()
+    assert is_signed_by(certificate_in(new.path), ca.certificate_pem)

@@ -1,0 +1,246 @@
+"""Trees with the coordinator: what is refused early, what a prune takes and spares, what is named when."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from stoker.coordinator.keeping.contents import Contents
+from stoker.coordinator.keeping.keeping import LocalKeeping
+from stoker.coordinator.keeping.limits import KeepingLimits
+from stoker.coordinator.keeping.pruning import Pruning
+from stoker.coordinator.keeping.retention import RetentionPolicy
+from stoker.coordinator.keeping.tree_retention import PINNED, WANTED, YOUNG, TreeRow, decide_trees
+from stoker.model.artifacts import Tree, TreeEntry
+from stoker.model.clock import FakeClock, SystemClock
+from stoker.model.digests import digest_bytes
+from stoker.model.errors import BadInput, HashMismatch, NoSpace, NotFound, Unavailable
+from stoker.model.fleet_errors import TooLarge
+from stoker.store.listing import listing_bytes
+from stoker.wire.packs import frame, read_frames
+
+DAY_S = 86400.0
+MIB = 1 << 20
+LIMITS = KeepingLimits(tree_bytes=100 * MIB, tree_files=3, free_floor_bytes=10 * MIB)
+
+
+class Trees:
+    """What a database says of trees."""
+
+    def __init__(self, clock):
+        self.clock = clock
+        self.rows = {}
+        self.needed = set()
+        self.before_keep = lambda: None
+
+    def find(self, tree):
+        return self.rows.get(tree)
+
+    def all(self):
+        return tuple(self.rows.values())
+
+    def keep(self, tree, *, listing, files, size_bytes):
+        self.before_keep()
+        now_s = self.clock.wall_s()
+        self.rows[tree] = TreeRow(
+            tree=tree, listing=listing, files=files, size_bytes=size_bytes, at_s=now_s, wanted_s=now_s, is_pinned=False
+        )
+
+    def want(self, tree):
+        return tree in self.rows
+
+    def drop(self, trees):
+        gone = {row.tree for row in trees if self.rows[row.tree].wanted_s <= row.wanted_s}
+        for tree in gone:
+            del self.rows[tree]
+        return frozenset(gone)
+
+    def wanted_by_jobs(self):
+        return frozenset(self.needed)
+
+
+class Results:
+    """No results at all."""
+
+    def bundles(self):
+        return iter(())
+
+    def mark_pruned(self, ids, *, by=""):
+        return frozenset()
+
+    def named(self):
+        return frozenset()
+
+    def is_live(self, job):
+        return False
+
+
+class Desk:
+    def __init__(self, folder):
+        self.clock = FakeClock(SystemClock().wall_s() + 10.0)
+        self.keeping = LocalKeeping(folder, self.clock, limits=LIMITS)
+        self.trees = Trees(self.clock)
+        self.free = 1 << 40
+        self.contents = Contents(self.keeping, self.trees, free_bytes=lambda _: self.free)
+        self.pruning = Pruning(self.keeping, Results(), self.contents)
+
+    def bring(self, *files):
+        tree = Tree(tuple(TreeEntry(f"f{n}", len(data), digest_bytes(data)) for n, data in enumerate(files)))
+        self.contents.keep_pack(b"".join(frame(digest_bytes(data), data) for data in files))
+        assert self.contents.keep_tree(tree.digest(), listing_bytes(tree)).missing == 0
+        return tree
+
+    def prune(self, **policy):
+        return self.pruning.carry_out(self.pruning.look(RetentionPolicy(**policy)))
+
+    def has(self, data):
+        return self.keeping.has_archive(digest_bytes(data)) is not None
+
+
+@pytest.fixture
+def desk(tmp_path):
+    desk = Desk(str(tmp_path / "fleet"))
+    yield desk
+    desk.keeping.close()
+
+
+def test_a_tree_that_is_too_large_is_refused_by_what_it_says_of_itself(desk):
+    assert desk.contents.want("0" * 64, files=3, size_bytes=100 * MIB) is None
+    with pytest.raises(TooLarge, match=r"10\.0 GiB"):
+        desk.contents.want("0" * 64, files=1, size_bytes=10 << 30)
+    with pytest.raises(TooLarge, match="4 files"):
+        desk.contents.want("0" * 64, files=4)
+
+
+def test_what_would_fill_the_disk_below_its_floor_is_refused_before_it_comes(desk):
+    desk.free = 30 * MIB
+    digests = ["1" * 64, "2" * 64]
+    assert desk.contents.missing(digests, (10 * MIB, 10 * MIB)) == tuple(digests)
+    with pytest.raises(NoSpace, match=r"20\.1 MiB"):
+        desk.contents.missing(digests, (10 * MIB, 10 * MIB + 100_000))
+    desk.free = 10 * MIB
+    with pytest.raises(NoSpace):
+        desk.contents.keep_pack(frame(digest_bytes(b"x"), b"x"))
+    with pytest.raises(BadInput):
+        desk.contents.missing(digests, (1,))
+
+
+def test_a_tree_is_named_only_when_all_its_files_are_here(desk):
+    data = os.urandom(100)
+    tree = Tree((TreeEntry("f", 100, digest_bytes(data)),))
+    assert desk.contents.keep_tree(tree.digest(), listing_bytes(tree)).missing == 1
+    with pytest.raises(NotFound):
+        desk.contents.listing(tree.digest())
+    # A file of that digest, and of another size than the listing says, is not it either.
+    wrong = Tree((TreeEntry("f", 99, digest_bytes(data)),))
+    desk.contents.keep_pack(frame(digest_bytes(data), data))
+    assert desk.contents.keep_tree(wrong.digest(), listing_bytes(wrong)).missing == 1
+    assert desk.contents.keep_tree(tree.digest(), listing_bytes(tree)).missing == 0
+    assert desk.contents.listing(tree.digest()) == listing_bytes(tree)
+    with pytest.raises(HashMismatch):
+        desk.contents.keep_tree("0" * 64, listing_bytes(tree))
+
+
+def test_frames_give_what_is_here_and_small(desk):
+    desk.bring(b"one", b"", b"three")
+    large = os.urandom(MIB + 1)
+    upload = desk.keeping.bundles.begin(digest_bytes(large), len(large))
+    desk.keeping.bundles.append(upload.id, 0, large)
+    desk.keeping.bundles.finish(upload.id)
+    wanted = [digest_bytes(data) for data in (b"three", b"not here", b"", large)]
+    length, pieces = desk.contents.frames([*wanted, wanted[0]])
+    whole = b"".join(pieces)
+    assert len(whole) == length
+    at = 0
+
+    def read(count):
+        nonlocal at
+        piece = whole[at : at + count]
+        at += len(piece)
+        return piece
+
+    assert list(read_frames(read)) == [(wanted[0], b"three"), (wanted[2], b"")]
+
+
+def test_trees_go_when_no_job_needs_them_and_files_when_no_tree_does(desk):
+    old = desk.bring(b"shared", b"old only")
+    desk.clock.advance(8 * DAY_S)
+    desk.bring(b"shared", b"new only")
+    outlook = desk.pruning.look(RetentionPolicy())
+    assert [removal.row.tree for removal in outlook.trees.removals] == [old.digest()]
+    assert desk.has(b"old only")
+    done = desk.pruning.carry_out(outlook)
+    assert (done.trees, done.tree_bytes) == ((old.digest(),), outlook.freed_bytes)
+    assert [desk.has(data) for data in (b"shared", b"old only", b"new only")] == [True, False, True]
+    assert desk.contents.want(old.digest()) is None
+
+
+def test_a_tree_that_a_job_needs_is_never_pruned(desk):
+    tree = desk.bring(b"needed")
+    desk.trees.needed.add(tree.digest())
+    desk.clock.advance(1000 * DAY_S)
+    assert desk.prune(trees_unused_s=0.0).trees == ()
+    assert desk.has(b"needed")
+
+
+def test_a_tree_that_is_wanted_after_the_look_stays(desk):
+    tree = desk.bring(b"wanted")
+    desk.clock.advance(8 * DAY_S)
+    outlook = desk.pruning.look(RetentionPolicy())
+    desk.trees.keep(tree.digest(), listing=desk.trees.rows[tree.digest()].listing, files=1, size_bytes=6)
+    assert desk.pruning.carry_out(outlook).trees == ()
+    assert desk.has(b"wanted")
+
+
+def test_files_of_a_tree_that_is_just_being_named_are_spared(desk):
+    old = desk.bring(b"shared")
+    desk.clock.advance(8 * DAY_S)
+    outlook = desk.pruning.look(RetentionPolicy())
+    done = []
+    desk.trees.before_keep = lambda: done.append(desk.pruning.carry_out(outlook))
+    new = Tree((TreeEntry("another name", 6, digest_bytes(b"shared")),))
+    desk.contents.keep_tree(new.digest(), listing_bytes(new))
+    assert done[0].trees == (old.digest(),)
+    assert desk.has(b"shared")
+
+
+def test_no_tree_is_named_whose_files_are_on_their_way_out(desk):
+    desk.bring(b"going")
+    digest = digest_bytes(b"going")
+    tree = Tree((TreeEntry("x", 5, digest),))
+    with desk.keeping.bundles.removing(frozenset({digest})):
+        assert desk.contents.missing([digest]) == (digest,)
+        assert desk.contents.keep_tree(tree.digest(), listing_bytes(tree)).missing == 1
+        with pytest.raises(Unavailable):
+            desk.contents.keep_pack(frame(digest, b"going"))
+
+
+def test_files_that_no_tree_names_are_swept_after_a_day(desk):
+    desk.contents.keep_pack(frame(digest_bytes(b"orphan"), b"orphan"))
+    tree = desk.bring(b"named")
+    desk.clock.advance(2 * DAY_S)
+    desk.prune()
+    assert (desk.has(b"orphan"), desk.has(b"named")) == (False, True)
+    assert desk.contents.listing(tree.digest())
+
+
+def test_why_trees_stay_is_told():
+    def row(name, *, wanted_s=0.0, is_pinned=False):
+        return TreeRow(tree=name, listing="", files=1, size_bytes=1, at_s=0.0, wanted_s=wanted_s, is_pinned=is_pinned)
+
+    rows = [row("needed"), row("pinned", is_pinned=True), row("young", wanted_s=95.0), row("old")]
+    decision = decide_trees(rows, frozenset({"needed"}), unused_s=10.0, now_s=100.0)
+    assert [removal.row.tree for removal in decision.removals] == ["old"]
+    assert decision.kept_by_reason == {WANTED: 1, PINNED: 1, YOUNG: 1}
+
+
+def test_a_file_that_was_lost_can_come_again(desk):
+    tree = desk.bring(b"lost", b"not lost")
+    assert desk.contents.want(tree.digest()) is not None
+    desk.keeping.objects.remove(digest_bytes(b"lost"))
+    assert desk.contents.frames([digest_bytes(b"lost")])[0] == 0
+    assert desk.contents.want(tree.digest()) is None
+    assert desk.contents.missing([digest_bytes(b"lost"), digest_bytes(b"not lost")]) == (digest_bytes(b"lost"),)
+    assert desk.bring(b"lost", b"not lost") == tree
+    assert desk.contents.want(tree.digest()) is not None

@@ -1,0 +1,25 @@
+"""How a job's data stands on machines, for whoever explains."""
+
+from __future__ import annotations
+
+from stoker.coordinator.matching.data import data_row, first_copies
+from stoker.wire.leasing import Holdings
+from stoker.wire.orders import InputBody, InputKind
+
+TREE = InputBody(
+    where="env:DATA", kind=InputKind.TREE, tree="a" * 64, name="corpus", size_bytes=12 << 30, files=3, host="desk"
+)  # fmt: skip
+
+
+def test_who_has_it_copies_nothing_and_who_has_not_says_how_much_and_how_long():
+    assert data_row((), "lab", Holdings()) == {}
+    assert data_row((TREE,), "lab", None) == {}
+    at_home = data_row((TREE,), "desk", Holdings())
+    held = data_row((TREE,), "lab", Holdings(trees=("a" * 64,)))
+    assert at_home["missing_bytes"] == held["missing_bytes"] == 0
+    assert held["text"] == "has its data, 12.0 GiB"
+    assert first_copies(held) == first_copies({}) == ""
+    lacks = data_row((TREE,), "lab", Holdings())
+    assert first_copies(lacks) == ", and copies 12.0 GiB of data first"
+    measured = data_row((TREE,), "lab", Holdings(brings_bytes_per_s=(12 << 30) // 180))
+    assert first_copies(measured) == ", and copies 12.0 GiB of data (about 3m00s) first"
