@@ -6,13 +6,14 @@ the same for a run, a dry run and an explanation.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from stoker.model.artifacts import ArtifactRef, Tree, TreeEntry
 from stoker.model.clock import Clock
 from stoker.model.digests import Digest
-from stoker.model.errors import Cancelled
+from stoker.model.errors import Cancelled, NoPermission
 from stoker.model.frozen import frozen
 from stoker.plan.action import Action, StageFacts
 from stoker.plan.code_identity import CodeIdentity
@@ -66,6 +67,8 @@ class Cache:
 
     def __init__(self, store: LocalStore, *, code: CodeIdentity, clock: Clock) -> None:
         self.store = store
+        self.readable: tuple[str, ...] | None = None
+        """The only places whose files may be read for a job; nothing: any."""
         self._code = code
         self._clock = clock
         self._facts: dict[Stage, tuple[StageFacts, Digest]] = {}
@@ -90,7 +93,10 @@ class Cache:
         return node.stage.args.still_reads(node.args, action.args, self.digest_of, first=True)
 
     def digest_of(self, path: str) -> str:
-        """Digest a file or folder of the user's."""
+        """Digest a file or folder of the user's. `NoPermission` for one that this job may not have read."""
+        if self.readable is not None and not _is_below(path, self.readable):
+            hint = "data = { NAME = PATH } brings it along; this machine's own files are for nobody's job"
+            raise NoPermission(f"{path} did not come with the job, and jobs run as other users here", hint=hint)
         return digest_path(path, memo=self.store.memo, clock=self._clock)
 
     def look(self, stage: Stage, key: Digest, *, even_volatile: bool = False) -> Hit | Miss:
@@ -164,3 +170,8 @@ class Cache:
         )
         self._facts[stage] = (facts, facts.digest())
         return self._facts[stage]
+
+
+def _is_below(path: str, places: tuple[str, ...]) -> bool:
+    whole = os.path.abspath(path)
+    return any(whole == place or whole.startswith(os.path.join(place, "")) for place in map(os.path.abspath, places))

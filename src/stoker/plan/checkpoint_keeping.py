@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from stoker.plan.trainer_lines import Saved
 
@@ -19,11 +20,21 @@ CLOSE_S = 60.0
 class CheckpointKeeper:
     """Keeps what one attempt's program reports to have saved; `tell` gets a line about what could not be kept."""
 
-    def __init__(self, *, folder: str, scratch: str, resume_key: str, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        *,
+        folder: str,
+        scratch: str,
+        resume_key: str,
+        tell: Callable[[str], None],
+        acting: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """Make it; `acting` gives the block in which files are read and written."""
         self._folder = folder
         self._scratch = scratch
         self._resume_key = resume_key
         self._tell = tell
+        self._acting = acting
         self._turn = threading.Condition()
         self._waiting: Saved | None = None
         self._is_over = False
@@ -63,6 +74,7 @@ class CheckpointKeeper:
                 return
             try:
                 path = os.path.abspath(os.path.join(self._folder, saved.path))
-                keep_checkpoint(path, saved.step, self._scratch, self._resume_key)
+                with self._acting():
+                    keep_checkpoint(path, saved.step, self._scratch, self._resume_key)
             except (OSError, ValueError) as error:
                 self._tell(f"checkpoint {saved.path} is not kept: {error}")

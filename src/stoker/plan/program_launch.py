@@ -11,8 +11,9 @@ from collections.abc import Mapping
 
 from stoker.host.entry import find_program
 from stoker.host.interpreter import find_python, is_bare_python
+from stoker.host.other_user import OtherUser
 from stoker.model.errors import BadInput, LocalFile, NoPermission, ProgramNotFound
-from stoker.model.frozen import frozen
+from stoker.model.frozen import fresh, frozen
 from stoker.model.json_text import dumps
 from stoker.model.suggest import did_you_mean
 from stoker.model.units import format_size
@@ -45,6 +46,12 @@ class Surroundings:
     """Where `stoker_trainer` lies."""
     has_gpus: bool
     """Whether there is something to hide from a program that was given no device."""
+    user: OtherUser | None = None
+    """As whom programs run; nothing: as ourselves."""
+    granted: Mapping[str, str] = fresh(factory=dict)
+    """Of the environment: what the job itself was given. Another user's program gets little else of it."""
+    hidden: tuple[str, ...] = ()
+    """Secrets among the variables: their values stand in nothing that is written of what a program prints."""
 
 
 def find_launch(program: Program, around: Surroundings) -> Launch:

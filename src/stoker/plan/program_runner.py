@@ -12,19 +12,26 @@ import secrets
 import subprocess
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from typing import Any
 
+from stoker.host.acting_as import acting_as
 from stoker.host.containment.box import MARK, Box, BoxReading, Containment, Limits
-from stoker.host.durable import translated
+from stoker.host.durable import remove_tree, translated
 from stoker.host.exit import Exit
 from stoker.host.identity import mine
 from stoker.host.log_file import LogFile
+from stoker.host.other_user import OtherUser
+from stoker.host.ownership import give_to, take_back
 from stoker.host.processes import Child, ask_group, start, stop_group
+from stoker.host.switching import start_as
+from stoker.host.user_leftovers import remove_leftovers
+from stoker.host.user_processes import end_everybody_of
 from stoker.model.clock import Clock
 from stoker.model.digests import Digest
 from stoker.model.errors import Bug, ProcessLost, StokerError
-from stoker.model.frozen import frozen
+from stoker.model.frozen import changed, frozen
 from stoker.model.retry import Cause
 from stoker.model.units import format_size
 from stoker.plan.checkpoint_keeping import CheckpointKeeper
@@ -38,8 +45,9 @@ from stoker.plan.program_launch import Launch, Surroundings, find_launch, render
 from stoker.plan.program_manifest import manifest_of
 from stoker.plan.program_speech import ProgramSpeech
 from stoker.plan.program_watch import ProgramWatch
+from stoker.plan.quarters import Quarters
 from stoker.plan.runner import Attempt, Failed, Finished, Usage, Work, failure_of
-from stoker.plan.scratch import Scratch, open_scratch
+from stoker.plan.scratch import MARKER, Scratch, open_scratch
 from stoker.plan.stage import Stage, perform
 
 _STOPPED_EARLY = Failed(cause=Cause.CANCELLED, message="it was stopped before it began")
@@ -67,6 +75,8 @@ class ProgramRunner:
                 find_launch(program, self._around)
 
     def attempt(self, work: Work) -> Attempt:
+        if self._around.user is not None:
+            return _AttemptOfAnother(self._around.user, work, self._around, self._containment, self._clock)
         return _ProgramAttempt(work, self._around, self._containment, self._clock)
 
     def close(self) -> None:
@@ -93,6 +103,10 @@ class _ProgramAttempt:
         self._child: Child | None = None
         self._box: Box | None = None
         self._is_stopped = False
+
+    def live_in(self, environment: Mapping[str, str]) -> None:
+        """Give the program this environment instead of ours; before it runs."""
+        self._around = changed(self._around, environment=environment)
 
     def run(self) -> Finished | Failed:
         try:
@@ -138,6 +152,8 @@ class _ProgramAttempt:
         program = _program_of(work)
         scratch = open_scratch(work.scratch, run_id=work.folders.run_id, me=mine(), clock=self._clock)
         try:
+            if self._around.user is not None:
+                give_to(self._around.user, scratch.path, keeps=frozenset({MARKER}))
             mark = f"{work.folders.run_id}-{secrets.token_hex(4)}"
             resume = self._resume_from(scratch)
             launch = render_launch(program, work, self._around, mark=mark, scratch=scratch.path, resume=resume)
@@ -152,7 +168,8 @@ class _ProgramAttempt:
             scratch.leave()
 
     def _resume_from(self, scratch: Scratch) -> str | None:
-        choice = choose_checkpoint(scratch.path, Digest(self._work.resume_key))
+        with self._as_program():
+            choice = choose_checkpoint(scratch.path, Digest(self._work.resume_key))
         for why in choice.refused:
             self._tell(f"a checkpoint was passed over: {why}")
         if choice.checkpoint is None:
@@ -172,14 +189,7 @@ class _ProgramAttempt:
                 if self._is_stopped:
                     return None
                 self._box = box
-                self._child = child = start(
-                    launch.argv,
-                    cwd=launch.folder,
-                    env={**launch.env, MARK: mark},
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    entry=box.entry,
-                )
+                self._child = child = self._start(launch, mark, box)
             try:
                 box.took_in(child.identity)
                 work.started(child.identity)
@@ -195,10 +205,31 @@ class _ProgramAttempt:
             log.close()
             box.close()
 
+    def _start(self, launch: Launch, mark: str, box: Box) -> Child:
+        user = self._around.user
+        starting = start if user is None else partial(start_as, user)
+        return starting(
+            launch.argv,
+            cwd=launch.folder,
+            env={**launch.env, MARK: mark},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            entry=box.entry,
+        )
+
+    def _as_program(self) -> AbstractContextManager[None]:
+        """Give a block in which files are seen as the program's user sees them: no link of its making leads further."""
+        user = self._around.user
+        return nullcontext() if user is None else acting_as(user.uid, user.gid)
+
     def _listen(self, child: Child, box: Box, program: Program, *, log: LogFile, scratch: Scratch) -> _Seen:
         work = self._work
         keeper = CheckpointKeeper(
-            folder=program.folder, scratch=scratch.path, resume_key=work.resume_key, tell=self._tell
+            folder=program.folder,
+            scratch=scratch.path,
+            resume_key=work.resume_key,
+            tell=self._tell,
+            acting=self._as_program,
         )
         speech = ProgramSpeech(work.emit, self._clock, keeper)
         control = work.folders.control_of(work.node, work.attempt)
@@ -209,6 +240,7 @@ class _ProgramAttempt:
             clock=self._clock,
             silence_s=program.silence_s,
             beat=scratch.beat,
+            hidden=self._around.hidden,
         )
         ended = watch.until_end(child, box)
         seen = _Seen(ended=ended, reading=box.read(), watch=watch, complaint=speech.complaint)
@@ -216,6 +248,9 @@ class _ProgramAttempt:
             self._tell(f"it ended and left {watch.strays} processes running; they were stopped")
         if log.lost_bytes:
             self._tell(f"{format_size(log.lost_bytes)} of its output could not be kept")
+        if self._around.hidden:
+            # What was reported there is heard, and it was written as it was said.
+            remove_tree(control)
         for path in (control, work.folders.metrics_of(work.node)):
             if remove_if_odd(path):
                 self._tell(f"it put something in the place of {os.path.basename(path)} that is no file; removed")
@@ -241,16 +276,75 @@ class _ProgramAttempt:
         failed = failure_of_program(ended, words, usage)
         if failed is not None:
             return failed
-        for name in tidy_out(work.out):
-            self._tell(f"{name} is no part of the result: it is neither a file, a folder nor a link")
-        collected = outputs.collect(work.out)
-        for stale in collected.stale:
-            self._tell(f"nothing is new in {stale}")
-        failed = failure_of_outputs(collected, usage)
-        if failed is not None:
-            return failed
-        work.stage.output.check_folder(work.out)
+        with self._as_program():
+            for name in tidy_out(work.out):
+                self._tell(f"{name} is no part of the result: it is neither a file, a folder nor a link")
+            collected = outputs.collect(work.out)
+            for stale in collected.stale:
+                self._tell(f"nothing is new in {stale}")
+            failed = failure_of_outputs(collected, usage)
+            if failed is not None:
+                return failed
+            work.stage.output.check_folder(work.out)
         return Finished(usage=usage, manifest=manifest_of(launch, work))
+
+    def _tell(self, text: str) -> None:
+        self._work.emit({"log": text})
+
+
+class _AttemptOfAnother:
+    """One attempt as another user: in quarters of its own, from which the result is taken when nobody is left there."""
+
+    def __init__(
+        self,
+        user: OtherUser,
+        work: Work,
+        around: Surroundings,
+        containment: Callable[[], Containment],
+        clock: Clock,
+    ) -> None:
+        self._user = user
+        self._work = work
+        self._around = around
+        self._clock = clock
+        self._quarters = Quarters(user, work, secrets.token_hex(4))
+        here = changed(around, trainer_folder=self._quarters.library)
+        self._inner = _ProgramAttempt(self._quarters.work, here, containment, clock)
+
+    def run(self) -> Finished | Failed:
+        try:
+            return self._run()
+        except (StokerError, OSError) as error:
+            return failure_of(error)
+
+    def ask_to_stop(self) -> None:
+        self._inner.ask_to_stop()
+
+    def kill(self) -> bool:
+        return self._inner.kill()
+
+    def _run(self) -> Finished | Failed:
+        quarters = self._quarters
+        # Whoever, and whatever, was left by an attempt that was killed must not meet this one.
+        end_everybody_of(self._user.uid, self._clock)
+        remove_leftovers(self._user.uid)
+        try:
+            quarters.open(self._around.trainer_folder)
+            self._inner.live_in(quarters.environment(self._around.environment, self._around.granted))
+            outcome = self._inner.run()
+            left = end_everybody_of(self._user.uid, self._clock)
+            if left:
+                self._tell(f"{left} processes of {self._user.name} had got away from it; they were stopped")
+            # The user works on other jobs after this one, and what is this one's is no other's.
+            remove_leftovers(self._user.uid)
+            if os.path.isdir(self._work.scratch):
+                take_back(self._user, self._work.scratch, keeps=frozenset({MARKER}), keeps_links=False)
+            if isinstance(outcome, Finished):
+                for name in quarters.take_result():
+                    self._tell(f"{name} is no part of the result: it belongs to somebody else")
+            return outcome
+        finally:
+            quarters.close()
 
     def _tell(self, text: str) -> None:
         self._work.emit({"log": text})

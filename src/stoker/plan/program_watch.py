@@ -21,6 +21,7 @@ from stoker.host.processes import GRACE_S, Child, ask_group
 from stoker.model.clock import Clock
 from stoker.model.errors import ProcessLost
 from stoker.plan.control_file import ControlFile
+from stoker.plan.hiding import Hiding
 from stoker.plan.program_speech import ProgramSpeech
 
 _CHUNK_BYTES = 1 << 18
@@ -37,7 +38,7 @@ _LAST_READ_S = 0.2
 class ProgramWatch:
     """Listens to one attempt."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that it listens with
         self,
         *,
         speech: ProgramSpeech,
@@ -46,6 +47,7 @@ class ProgramWatch:
         clock: Clock,
         silence_s: float | None,
         beat: Callable[[], None],
+        hidden: tuple[str, ...] = (),
     ) -> None:
         self._speech = speech
         self._control = control
@@ -53,6 +55,8 @@ class ProgramWatch:
         self._clock = clock
         self._silence_s = silence_s
         self._beat = beat
+        self._hidings = {is_out: Hiding(hidden) for is_out in (True, False)}
+        self._control_hiding = Hiding(hidden)
         self._tail = bytearray()
         self._heard_s = clock.monotonic_s()
         self._next_look_s = self._heard_s
@@ -87,8 +91,11 @@ class ProgramWatch:
         finally:
             if end_fd is not None:
                 os.close(end_fd)
+        for is_out, hiding in self._hidings.items():
+            self._take(hiding.finish(), is_out=is_out)
         for data in self._control.rest():
-            self._speech.hear_control(data)
+            self._speech.hear_control(self._control_hiding.feed(data))
+        self._speech.hear_control(self._control_hiding.finish())
         self._speech.finish()
         return ended
 
@@ -101,12 +108,18 @@ class ProgramWatch:
                 selector.unregister(key.fileobj)
                 continue
             self._heard_s = self._clock.monotonic_s()
-            self._log.write(data)
-            if key.data:
-                self._speech.hear(data)
-            else:
-                self._tail += data
-                del self._tail[:-_TAIL_BYTES]
+            self._take(self._hidings[key.data].feed(data), is_out=key.data)
+
+    def _take(self, data: bytes, *, is_out: bool) -> None:
+        """Write down what was printed, and hear what it says; secrets are out of it."""
+        if not data:
+            return
+        self._log.write(data)
+        if is_out:
+            self._speech.hear(data)
+        else:
+            self._tail += data
+            del self._tail[:-_TAIL_BYTES]
 
     def _look_around(self, child: Child, box: Box) -> None:
         now_s = self._clock.monotonic_s()
@@ -118,7 +131,7 @@ class ProgramWatch:
         if box.read().was_out_of_memory:
             # Some kernels kill one and let the others wait for it for ever.
             box.kill_all()
-        quiet_s = self._speech.hear_control(self._control.fresh())
+        quiet_s = self._speech.hear_control(self._control_hiding.feed(self._control.fresh()))
         if quiet_s is not None:
             self._heard_s = max(self._heard_s, now_s - quiet_s)
         # What was passed over in a flood of lines is read when the flood has paused.

@@ -38,8 +38,8 @@ class RunFolders:
         return os.path.join(self.metrics, f"{safe_name(node)}.program{SUFFIX}")
 
     def control_of(self, node: str, attempt: int) -> str:
-        """Name the file through which an attempt's own program reports."""
-        return os.path.join(self.metrics, f"{safe_name(node)}.{attempt}.control.jsonl")
+        """Name the file through which an attempt's own program reports; hidden, for it goes nowhere else."""
+        return os.path.join(self.metrics, f".{safe_name(node)}.{attempt}.control.jsonl")
 
 
 def safe_name(name: str) -> str:

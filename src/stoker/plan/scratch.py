@@ -20,7 +20,9 @@ from stoker.model.json_text import dumps, loads
 
 BEAT_EVERY_S = 60.0
 STALE_AFTER_S = 180.0
-_MARKER = "marker.json"
+MARKER = "marker.json"
+EARLIER_ATTEMPT = "an-earlier-attempt"
+"""Who left what was brought from elsewhere: on which machine that was does not matter."""
 _LARGEST_MARKER_BYTES = 1 << 16
 _RUNNING, _LEFT, _FINISHED = "running", "left", "finished"
 
@@ -81,7 +83,8 @@ def decide_scratch(marker: Marker | None, *, run_id: str, liveness: Liveness, no
     if marker.run_id == run_id:
         return GoOn(why="an earlier attempt of this run")
     if marker.status == _LEFT:
-        return GoOn(why=f"run {marker.run_id} left it")
+        who = "an earlier attempt" if marker.run_id == EARLIER_ATTEMPT else f"run {marker.run_id}"
+        return GoOn(why=f"{who} left it")
     if liveness is Liveness.GONE:
         return GoOn(why=f"run {marker.run_id} is gone")
     # Who is known to live may have been suspended, or be busy with a large result. Of whom we can't see, a heartbeat
@@ -167,10 +170,10 @@ def clear_scratch(path: str) -> None:
 def remove_if_empty(path: str) -> bool:
     """Remove a scratch folder in which nothing lies but its marker; says whether that was so."""
     try:
-        if any(name != _MARKER for name in os.listdir(path)):
+        if any(name != MARKER for name in os.listdir(path)):
             return False
         with suppress(FileNotFoundError):
-            os.unlink(os.path.join(path, _MARKER))
+            os.unlink(os.path.join(path, MARKER))
         os.rmdir(path)
     except OSError:
         # It is gone already, or somebody else has begun to use it.
@@ -199,10 +202,13 @@ def forgotten(root: str, *, older_than_s: float, now_s: float) -> list[str]:
 
 def _read(path: str) -> Marker | None:
     try:
-        return Marker.from_json(loads(read_regular(os.path.join(path, _MARKER), _LARGEST_MARKER_BYTES)))
+        # A folder may have been given to another user, who could write a marker that speaks for somebody else.
+        if os.lstat(os.path.join(path, MARKER)).st_uid not in (0, os.geteuid()):
+            return None
+        return Marker.from_json(loads(read_regular(os.path.join(path, MARKER), _LARGEST_MARKER_BYTES)))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def _write(path: str, marker: Marker) -> None:
-    write_file(os.path.join(path, _MARKER), dumps(marker.to_json()).encode())
+    write_file(os.path.join(path, MARKER), dumps(marker.to_json()).encode())

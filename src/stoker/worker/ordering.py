@@ -17,13 +17,12 @@ from stoker.config.distinct import Distinct
 from stoker.config.label import label_of
 from stoker.config.override import Kind
 from stoker.config.schema import Schema
-from stoker.config.sweep import Point, axes_of, paths_of, points, size
+from stoker.config.sweep import Point, paths_of, points, size
 from stoker.model.clock import Clock
 from stoker.model.digests import Digest
 from stoker.model.errors import ArgsFaults, BadCookbook, BadInput, Fault, PlanFaults, ProgramFaults
 from stoker.model.frozen import changed, fresh, frozen
 from stoker.model.ids import attempt_id, job_id
-from stoker.model.json_text import dumps
 from stoker.model.names import JOB_NAME_RULE, LONGEST_NAME, is_job_name
 from stoker.model.resources import Capacity
 from stoker.plan.catalogue import Catalogue
@@ -35,13 +34,13 @@ from stoker.plan.stage import Stage
 from stoker.plan.sweep_plan import join_plans
 from stoker.store.local_files import digest_path
 from stoker.store.memo import Memo
+from stoker.worker.config_paper import CONFIG, config_paper
+from stoker.worker.data_places import DataPlaces
 from stoker.worker.drafting import TrialFaults, given_twice, read_all
 from stoker.worker.job_folder import JobSpec
 from stoker.worker.program_files import ProgramFiles
 from stoker.worker.program_order import FOUND, RECIPE, ProgramWords, flat, split
-from stoker.worker.trials import TRIALS, Trial, write_trials
-
-CONFIG = "config.json"
+from stoker.worker.trials import TRIALS, Trial, varied_by, write_trials
 
 
 @frozen
@@ -139,6 +138,8 @@ class Desk:
     capacity: Capacity
     count_gpus: Callable[[], int] = lambda: 0
     """Asked only if it makes a difference: finding devices may take a moment."""
+    data: DataPlaces = DataPlaces()
+    """Where data that jobs of the fleet read may come from."""
 
     def order(self, wanted: Wanted) -> Order:
         """Take an order as a whole."""
@@ -192,13 +193,10 @@ class Desk:
         program = draft.program
         batch = self.make_trials(draft)
         order = self._order_trials(draft.recipe, batch.made, name=draft.name)
-        config = _config_as_json(draft.composed)
-        if program is not None:
-            config |= {"program": list(program.argv), "code": batch.code}
         return changed(
             order,
             merged=batch.merged,
-            papers={CONFIG: dumps(config, indent=1).encode(), **order.papers},
+            papers={CONFIG: config_paper(draft.composed, program, batch.code), **order.papers},
             program=program,
             code=batch.code,
             notes=batch.notes,
@@ -210,7 +208,7 @@ class Desk:
         distinct = Distinct(
             composed.trials(draft.points()),
             itemgetter(2),
-            label_of=lambda one: label_of(_varied(one[0], one[1]).items()),
+            label_of=lambda one: label_of(varied_by(one[0], one[1]).items()),
         )
         files = ProgramFiles(self.folder)
         made = self._made(draft, ((point, values) for (point, values, _), _ in distinct), files)
@@ -276,7 +274,7 @@ class Desk:
     def _made(self, draft: Draft, wanted: Iterator[tuple[Point, dict[str, Any]]], files: ProgramFiles) -> list[Made]:
         made, faulty = [], TrialFaults()
         for number, (point, values) in enumerate(wanted, 1):
-            varied = _varied(point, values)
+            varied = varied_by(point, values)
             label = label_of(varied.items())
             with faulty.of(label):
                 args = self._args(draft, point, values, files)
@@ -369,32 +367,6 @@ def check_name(name: str) -> None:
 
 
 _SETTERS = frozenset({Kind.CHANGE, Kind.ADD, Kind.FORCE})
-
-
-def _varied(point: Point, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Give what varies, by path; of a group, the option that was chosen."""
-    varied = {}
-    for path, choice in point.choices:
-        value = _at(values, path)
-        varied[path] = choice.text if value is None or isinstance(value, Mapping) else value
-    return varied
-
-
-def _at(values: Mapping[str, Any], path: str) -> Any:
-    value: Any = values
-    for step in path.split("."):
-        value = value.get(step) if isinstance(value, Mapping) else None
-    return value
-
-
-def _config_as_json(composed: Composed) -> dict[str, Any]:
-    return {
-        "v": 1,
-        **composed.record(),
-        "identity": composed.identity(),
-        "full": composed.full(),
-        "sweep": {axis.path: str(axis.origin or "") for axis in (axes_of(composed.sweep) if composed.sweep else ())},
-    }
 
 
 def _merged_note(count: int, first: str) -> str:

@@ -22,7 +22,7 @@ from stoker.worker.program_files import ProgramFiles, program_name
 RECIPE = "command"
 PLACES = ("out", "scratch")
 """Places that are filled when the program starts: where its result and its checkpoints go."""
-FOUND = ("argv", "params", "folder", "code", "machine_gpus", "machine_cpus")
+FOUND = ("argv", "params", "folder", "workspace", "code", "machine_gpus", "machine_cpus")
 """Arguments of the recipe that are found out here, and that nobody types."""
 
 # Parameters may be called anything: only one that is spelt nearly like a setting is taken for a slip.

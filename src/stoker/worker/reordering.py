@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from stoker.model.frozen import changed
-from stoker.model.json_text import loads
 from stoker.plan.sweep_plan import TrialNodes
+from stoker.worker.config_paper import CONFIG, read_config
 from stoker.worker.job_folder import JobFolder
-from stoker.worker.ordering import CONFIG, Desk, Order, Wanted
+from stoker.worker.ordering import Desk, Order, Wanted
 from stoker.worker.program_order import RECIPE, ProgramWords
 from stoker.worker.trials import TRIALS, Trial, read_trials
 
@@ -28,15 +26,6 @@ def reorder(desk: Desk, folder: JobFolder, *, name: str = "", at_once: int = 1) 
     # Where its values came from has not changed.
     said = {CONFIG: folder.paper(CONFIG)} if config else {}
     return changed(order, papers={**said, **order.papers})
-
-
-def read_config(folder: JobFolder) -> dict[str, Any]:
-    """Give the configuration that a job was ordered with; empty if it had none."""
-    try:
-        config = loads(folder.paper(CONFIG))
-    except ValueError:
-        return {}
-    return config if isinstance(config, dict) else {}
 
 
 def trials_of_job(folder: JobFolder) -> list[Trial]:

@@ -7,7 +7,7 @@ killed, knows what was wanted. How each ended is read from the journal.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.model.digests import Digest
 from stoker.model.errors import NotFound
@@ -17,6 +17,9 @@ from stoker.plan.sweep_plan import TrialNodes
 from stoker.store.local import LocalStore
 from stoker.store.records import Record
 from stoker.worker.story import NodeStory, Story
+
+if TYPE_CHECKING:
+    from stoker.config.sweep import Point
 
 TRIALS = "trials.jsonl"
 _GOOD = ("ran", "hit")
@@ -66,6 +69,17 @@ class Trial:
             job_id=Digest(str(raw["job_id"])),
             nodes=nodes,
         )
+
+
+def varied_by(point: Point, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Give what varies at a point of a sweep, by path; of a group, the option that was chosen."""
+    varied = {}
+    for path, choice in point.choices:
+        value: Any = values
+        for step in path.split("."):
+            value = value.get(step) if isinstance(value, Mapping) else None
+        varied[path] = choice.text if value is None or isinstance(value, Mapping) else value
+    return varied
 
 
 def write_trials(trials: Iterable[Trial]) -> bytes:

@@ -11,7 +11,6 @@ from stoker.model.errors import FileFaults, PlanFaults, StageInputError
 from stoker.model.retry import RetryPolicy
 from stoker.plan.authoring import InputPath, JsonKind, PlanBuilder, Stage, StageContext, Tips, arg, stage
 from stoker.plan.check import Draft, compile_plan
-from tests.others import let_others_in
 from tests.unit.host.real_processes import code_of, fork
 from tests.unit.plan.lab import faults_of
 from tests.unit.plan.stages import (
@@ -260,11 +259,10 @@ def test_a_missing_file_is_a_fault_before_anything_runs(tmp_path: Path) -> None:
     assert told == [f"r: {tmp_path}/none.csv: no such file or folder"]
 
 
-def test_a_file_that_may_not_be_read_is_a_fault(tmp_path: Path) -> None:
-    secret = tmp_path / "secret.csv"
+def test_a_file_that_may_not_be_read_is_a_fault(open_path: Path) -> None:
+    secret = open_path / "secret.csv"
     secret.write_text("x")
     secret.chmod(0o000)
-    let_others_in(tmp_path)
 
     def look_as_nobody() -> None:
         if os.getuid() == 0:

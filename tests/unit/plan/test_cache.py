@@ -9,6 +9,7 @@ import pytest
 
 from stoker.model.clock import FakeClock
 from stoker.model.digests import Digest
+from stoker.model.errors import NoPermission
 from stoker.plan.authoring import InputPath, PlanBuilder
 from stoker.plan.cache import Hit, Miss
 from stoker.plan.graph import Plan
@@ -90,6 +91,19 @@ def test_the_content_of_a_file_decides_and_not_its_time(lab: Lab, tmp_path: Path
     assert lab.run(plan).endings == {"read": "hit"}
     rows.write_text("2")
     assert lab.run(plan).endings == {"read": "ran"}
+
+
+def test_only_what_may_be_read_for_a_job_is_read(lab: Lab, tmp_path: Path) -> None:
+    (tmp_path / "came").mkdir()
+    came, other = tmp_path / "came" / "rows", tmp_path / "came-not"
+    for path in (came, other):
+        path.write_text("1")
+    lab.cache.readable = (str(tmp_path / "came"),)
+    assert lab.run(plan_of(read, FileArgs(path=InputPath(str(came))))).endings == {"read": "ran"}
+    for elsewhere in (str(other), f"{tmp_path}/came/../came-not"):
+        with pytest.raises(NoPermission, match="did not come with the job"):
+            lab.cache.digest_of(elsewhere)
+        assert lab.run(plan_of(read, FileArgs(path=InputPath(elsewhere)))).endings != {"read": "ran"}
 
 
 def test_the_code_of_a_stage_decides(lab: Lab) -> None:

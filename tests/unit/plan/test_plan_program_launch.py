@@ -128,7 +128,7 @@ def test_the_environment_is_the_users_with_what_is_meant_for_the_program(place: 
         "STOKER_OUT": "/out",
         "STOKER_SCRATCH": "/scratch/k",
         "STOKER_METRICS": "/metrics/3.run.program.skm",
-        "STOKER_CONTROL": "/metrics/3.run.2.control.jsonl",
+        "STOKER_CONTROL": "/metrics/.3.run.2.control.jsonl",
         "STOKER_RESUME_KEY": "key",
         "STOKER_PARAMS": '{"lr":0.1,"inf":{"$float":"inf"}}',
         "STOKER_ATTEMPT": "2",

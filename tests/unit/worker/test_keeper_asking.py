@@ -7,6 +7,7 @@ import pytest
 from stoker.model.errors import NotFound
 from stoker.model.fleet_errors import Drained, NoCoordinator, VersionSkew
 from stoker.model.frozen import changed
+from stoker.model.leases import Token
 from stoker.wire.leasing import Do, LeaseOrder
 from stoker.worker.keeper.happenings import (
     AskedToEnd,
@@ -26,6 +27,7 @@ from stoker.worker.keeper.instructions import (
     Forget,
     Greet,
     Renew,
+    SayNow,
     Stop,
 )
 from stoker.worker.keeper.state import Phase, Word
@@ -156,12 +158,38 @@ def test_the_first_signal_gives_everything_back_and_the_worker_ends_when_that_wa
     assert told.take(Settled(now_s=told.now_s, token=token)) == [Forget(token=token), Exit(code=143)]
 
 
-def test_the_second_signal_ends_everything_now_and_tells_nobody():
+def left_now() -> tuple[Told, Token]:
+    """Give a worker that was told twice to end, and whose job has stopped."""
     told, token = running()
     leave = AskedToEnd(now_s=told.now_s, exit_code=143, why="asked")
     told.take(leave)
     assert told.take(leave) == [Stop(token=token, grace_s=0.0)]
-    assert told.take(Stopped(now_s=told.now_s, token=token, end=STOPPED)) == [Forget(token=token), Exit(code=143)]
+    (said,) = told.take(Stopped(now_s=told.now_s, token=token, end=STOPPED))
+    assert isinstance(said, SayNow)
+    assert said.last.word is Word.RELEASE
+    return told, token
+
+
+def test_the_second_signal_ends_everything_now_and_the_coordinator_may_hear_it():
+    told, token = left_now()
+    assert told.take(Settled(now_s=told.now_s, token=token)) == [Forget(token=token), Exit(code=143)]
+
+
+def test_who_is_told_twice_waits_a_moment_and_no_longer_for_the_coordinator():
+    told, token = left_now()
+    assert told.wait(0.9) == []
+    assert told.wait(0.2) == [Forget(token=token), Exit(code=143)]
+    assert told.told == ["dropped"]
+
+
+def test_a_result_on_its_way_is_given_up_by_the_second_signal_and_its_job_given_back():
+    told, token = running()
+    told.take(Ended(now_s=told.now_s, token=token, end=COMPLETED))
+    leave = AskedToEnd(now_s=told.now_s, exit_code=143, why="asked")
+    assert told.take(leave) == []
+    (said,) = told.take(leave)
+    assert isinstance(said, SayNow)
+    assert said.last.word is Word.RELEASE
 
 
 def test_who_leaves_renews_what_it_still_holds_and_asks_for_nothing():
@@ -264,3 +292,18 @@ def test_once_takes_one_job_and_ends_with_it():
     assert not [one for one in told.wait(10.0) if isinstance(one, AskForWork)]
     told.take(Ended(now_s=told.now_s, token=token, end=FAILED))
     assert Exit(code=0) in told.take(Settled(now_s=told.now_s, token=token))
+
+
+def test_a_pause_that_the_owner_and_the_coordinator_tell_of_is_told_once():
+    told = Told().join()
+    told.answer(closed="paused: its owner needs it")
+    assert told.told == ["closed"]
+    told.take(Closed(now_s=told.now_s, by="owner", why="paused by ann", gives_back=True))
+    assert told.told == []
+    told.take(Closed(now_s=told.now_s, by="owner", why="", gives_back=True))
+    assert told.told == []
+    told.answer()
+    assert told.told == ["open"]
+    told.answer(closed="drained")
+    told.take(Closed(now_s=told.now_s, by="owner", why="paused by ann", gives_back=True))
+    assert told.told == ["closed"], "another reason"

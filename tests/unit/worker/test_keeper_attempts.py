@@ -6,7 +6,9 @@ import io
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +126,34 @@ def test_a_checkpoint_whose_bytes_are_gone_is_told_and_the_job_begins_anew(busy:
     assert busy.until_told("checkpoint_missing") == {"job": "anew", "why": "no such object"}
 
 
+def test_a_checkpoint_that_takes_longer_than_the_lease_is_told_of_and_the_job_starts(
+    keep: Keep, monkeypatch: pytest.MonkeyPatch
+):
+    fleet = keep.fleet
+    fleet.lease_s = 1.0
+
+    class Slow:
+        offset = 0
+        left = 10
+
+        def read(self, _size: int) -> bytes:
+            """Give a byte with every heartbeat."""
+            seen = len(fleet.renewals)
+            fleet.until(lambda: len(fleet.renewals) > seen)
+            self.left -= 1
+            return b"x" if self.left >= 0 else b""
+
+    monkeypatch.setattr(fleet, "get_object", lambda _sha256, **_more: nullcontext(Slow()))
+    slow = CheckpointBody(scratch="b" * 64, tree="c" * 64, archive_sha256="d" * 64, size_bytes=10, step=7)
+    with keep:
+        job = shell(keep, "echo anew; sleep 0.5", checkpoint=slow)
+        fleet.until(lambda: fleet.jobs[job].state in ("completed", "failed"))
+    assert fleet.words(job) == ["start", "finish"]
+    told = [report.prepared for report in fleet.jobs[job].reports]
+    assert told == sorted(told)
+    assert {1, 5, 9} <= set(told)
+
+
 def test_a_cancelled_job_is_confirmed_once_its_program_is_gone(busy: Keep):
     fleet = busy.fleet
     job = shell(busy, SLEEPER, "cancelled")
@@ -220,13 +250,14 @@ def test_asked_to_end_it_gives_back_what_runs_after_it_could_save(fleet: FakeCoo
         keep.leave()
         assert keep.join() == 143
         assert is_gone(pid)
+    assert [one.is_leaving for one in fleet.renewals[-2:]] == [False, True], "its last word"
     assert fleet.words(job) == ["start", "release"]
     assert fleet.jobs[job].state == "pending"
     assert (keep.folder / "job.saved").exists()
 
 
 @pytest.mark.slow
-def test_told_twice_it_ends_now_and_tells_nobody(fleet: FakeCoordinator, keep: Keep):
+def test_told_twice_it_ends_now_and_still_tells_the_coordinator(fleet: FakeCoordinator, keep: Keep):
     keep.wishes = Wishes(slots=1, stop_grace_s=60.0)
     with keep:
         job = shell(keep, STUBBORN)
@@ -235,6 +266,22 @@ def test_told_twice_it_ends_now_and_tells_nobody(fleet: FakeCoordinator, keep: K
         keep.until_told("stopping")
         keep.leave(Cancelled)
         assert keep.join() == 130
+        assert is_gone(pid)
+    assert fleet.words(job) == ["start", "release"]
+    assert fleet.jobs[job].last.why == "the worker was told to end now"
+
+
+def test_told_twice_while_nobody_answers_it_ends_within_a_moment(fleet: FakeCoordinator, keep: Keep):
+    with keep:
+        job = shell(keep, SLEEPER)
+        pid = program_of(keep)
+        fleet.is_away = True
+        keep.leave()
+        keep.until_told("leaving")
+        keep.leave(Cancelled)
+        began_s = time.monotonic()
+        assert keep.join() == 130
+        assert time.monotonic() - began_s < 10
         assert is_gone(pid)
     assert "release" not in fleet.words(job)
 

@@ -9,6 +9,7 @@ import pytest
 
 from stoker.hardware.admission import Memory
 from stoker.model.frozen import changed
+from stoker.wire.finding import OPERATOR_TOKEN
 from stoker.wire.leasing import Grant
 from stoker.worker.keeper.checking import LEAST_FREE_BYTES, Look, why_closed, why_not
 from tests.fakes.coordinator import FakeCoordinator
@@ -36,7 +37,7 @@ def test_what_is_as_it_was_granted_starts():
         ("recipe_version", {"recipe_version": 2}),
         ("folder", {"missing_folder": "/gone"}),
         ("program", {"missing_program": "there is no python3.99"}),
-        ("secrets", {"missing_secrets": ("WANDB_API_KEY",)}),
+        ("secrets", {"secret_trouble": "desk: not set in this worker's environment: WANDB_API_KEY"}),
         ("disk", {"disk_free_bytes": LEAST_FREE_BYTES - 1}),
         ("memory", {"memory": Memory(total_bytes=16 * GIB, available_bytes=4 * GIB - 1)}),
         ("device", {"device_trouble": "taken by others"}),
@@ -83,3 +84,15 @@ def test_a_real_look_finds_what_is_missing(keep: Keep, reason: str | None, more:
     wanted = grant(**{"folder": str(keep.folder), **more})
     refusal = why_not(wanted, keep.machine.look(wanted))
     assert (refusal.reason if refusal else None) == reason
+
+
+@pytest.mark.parametrize("python", ["", "bin/python"])
+def test_a_program_whose_code_travels_needs_no_folder_of_whoever_submitted_it(keep: Keep, python: str):
+    wanted = grant(folder="/nowhere/at/all", code_tree="c" * 64, args={"argv": ["python3"], "python": python})
+    assert why_not(wanted, keep.machine.look(wanted)) is None
+
+
+def test_what_only_operators_have_is_no_secret_of_a_job(keep: Keep):
+    wanted = grant(secrets=(OPERATOR_TOKEN,))
+    machine = changed(keep.machine, environment={**keep.environment, OPERATOR_TOKEN: "of an operator"})
+    assert OPERATOR_TOKEN in machine.secrets(wanted).trouble

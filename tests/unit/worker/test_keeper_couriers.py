@@ -52,6 +52,7 @@ def finishing(
         clock=SystemClock(),
         may_speak=lambda _: True,
         report=reported.append,
+        tell=lambda _kind, _fields: None,
         worker="desk",
     )
     run = folder / "run-1"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.host.identity import mine
-from stoker.model.leases import Partition
+from stoker.model.leases import FleetTimes, Partition
 from stoker.wire.leasing import Do
 from stoker.worker.keeper.ending import AttemptEnd
 from stoker.worker.keeper.happenings import (
@@ -25,6 +25,7 @@ from stoker.worker.keeper.instructions import (
     TellStart,
 )
 from stoker.worker.keeper.state import Leaving, Phase, Word
+from stoker.worker.keeper.turning import HURRY_S
 from tests.unit.worker.keeper_on_paper import COMPLETED, FAILED, STOPPED, Told, grant, of_leases, order, running
 
 
@@ -125,7 +126,8 @@ def test_who_was_suspended_past_its_lease_notices_before_it_does_anything_else()
     told, token = running()
     told.now_s += 3600.0
     done = told.take(Ended(now_s=told.now_s, token=token, end=COMPLETED))
-    assert of_leases(done) == [Stop(token=token, grace_s=10.0)]
+    # Somebody else may have its job for long: it is asked to end, and ended.
+    assert of_leases(done) == [Stop(token=token, grace_s=10.0), Stop(token=token, grace_s=0.0)]
     assert of_leases(told.take(Stopped(now_s=told.now_s, token=token, end=COMPLETED))) == [Forget(token=token)]
 
 
@@ -137,6 +139,12 @@ def test_a_job_that_keeps_on_goes_on_and_offers_its_result_once_it_is_renewed():
     assert told.lease(token).last.word is Word.FINISH
     told.answer()
     assert not told.lease(token).is_over
+
+
+def test_a_job_that_keeps_on_and_is_still_prepared_when_its_lease_ends_is_let_go():
+    told, one = Told().join(), grant(on_partition=Partition.KEEP)
+    told.give(one)
+    assert Stop(token=one.token(), grace_s=10.0) in told.wait(90.0)
 
 
 def test_a_job_that_keeps_on_is_dropped_if_somebody_else_has_it_now():
@@ -215,3 +223,13 @@ def test_who_is_stopped_before_it_began_is_given_back_when_nothing_of_it_runs():
     (sent,) = told.take(Stopped(now_s=told.now_s, token=one.token(), end=STOPPED))
     assert sent.last.word is Word.RELEASE
     assert told.keeping.leaving is Leaving.SOFTLY
+
+
+def test_what_does_not_stop_when_its_lease_ends_is_ended_before_the_coordinator_gives_it_away():
+    told, token = running()
+    ends_s = told.lease(token).ends_s
+    assert Stop(token=token, grace_s=10.0) in told.wait(ends_s - told.now_s)
+    assert Stop(token=token, grace_s=0.0) not in told.wait(1.5)
+    assert Stop(token=token, grace_s=0.0) in told.wait(1.0)
+    assert Stop(token=token, grace_s=0.0) not in told.wait(1.0)
+    assert FleetTimes().grace_s > HURRY_S

@@ -284,7 +284,6 @@ def test_in_a_thread_it_ships_while_others_write_and_drains_when_they_are_done(p
     mirror = Mirror(str(place.run), TOKEN, place.line, clock=SystemClock(), settings=settings)
     mirror.begin()
     place.write("logs/a.log", b"live")
-    mirror.nudge()
     assert arrived.wait(30)
     place.write("logs/a.log", b" and last")
     place.write("end.json", b"{}")

@@ -105,3 +105,13 @@ def test_nothing_is_left_when_it_is_closed():
     top = os.path.dirname(mirror.folder.path)
     mirror.close()
     assert not os.path.exists(top)
+
+
+def test_a_coordinator_can_not_fill_the_disk(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("stoker.worker.shipping.mirrored._MOST_BYTES", 10)
+    monkeypatch.setattr("stoker.worker.shipping.mirrored._MOST_FILES", 3)
+    with closing(_mirror(Coordinator({"job.json": b"0123456789!"}))) as mirror, pytest.raises(BadAnswer, match="more"):
+        mirror.pull()
+    many = Coordinator({f"logs/{number}": b"" for number in range(4)})
+    with closing(_mirror(many)) as mirror, pytest.raises(BadAnswer, match="4 files"):
+        mirror.pull()

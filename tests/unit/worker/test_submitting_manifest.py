@@ -136,7 +136,7 @@ def test_data_is_known_by_what_it_holds_and_found_in_its_variable(drawer: Drawer
     (drawer.folder / "set").mkdir()
     (drawer.folder / "set" / "a").write_text("1")
     first = drawer.one(text)
-    assert first.args["env"] == {"DATA": str(drawer.folder / "set")}
+    assert first.args["data"] == {"DATA": str(drawer.folder / "set")}
     assert first.identity["env"] == {}
     assert is_honest(first)
     (drawer.folder / "set" / "b").write_text("2")

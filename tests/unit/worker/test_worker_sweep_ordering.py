@@ -7,9 +7,10 @@ import pytest
 
 from stoker.model.errors import ArgsFaults, BadInput, ConfigFaults, ProgramFaults
 from stoker.model.json_text import loads
+from stoker.worker.config_paper import CONFIG, read_config
 from stoker.worker.job_folder import JobFolder
-from stoker.worker.ordering import CONFIG, Draft, Wanted
-from stoker.worker.reordering import read_config, reorder, trials_of_job
+from stoker.worker.ordering import Draft, Wanted
+from stoker.worker.reordering import reorder, trials_of_job
 from stoker.worker.trials import read_trials
 from tests.unit.plan.lab import faults_of
 from tests.unit.worker.conftest import Office

@@ -55,16 +55,18 @@ class ProgramArgs:
     )
     params: dict[str, Plain] = arg({}, help="what the words were filled from; the program may ask for it")
     env: dict[str, str] = arg({}, help="added to its environment")
+    data: dict[str, InputPath] = arg({}, help="added too: variables that name what it reads, known by what that holds")
     outputs: tuple[str, ...] = arg((), help="files and folders below `folder` that belong to the result")
     python: str = arg("", help="what a bare `python` means", runtime=True)
     silence_s: float | None = arg(None, help="how long it may say nothing", gt=0, runtime=True)
+    workspace: str = arg("", help="where it runs, if not in `folder`: a copy of it", runtime=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenProgramArgs(ProgramArgs):
     """A program of which nobody knows what it reads: the same words elsewhere may be another program's."""
 
-    folder: str = arg(".", help="where it runs")
+    folder: str = arg(".", help="where it runs; of one that runs in a workspace, which project that is a copy of")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +92,9 @@ def _program(job: StageContext, args: OpenProgramArgs | KnownProgramArgs) -> Pro
         raise StageInputError(f"nothing fills {place}", hint=f"{{{place}}} stands for plain braces") from None
     return Program(
         argv=argv,
-        folder=args.folder,
+        folder=args.workspace or args.folder,
         python=args.python,
-        env=args.env,
+        env={**args.env, **args.data},
         params=args.params,
         outputs=args.outputs,
         silence_s=args.silence_s,
@@ -122,6 +124,9 @@ class CommandArgs:
     )
     outputs: tuple[str, ...] = arg((), help="what it writes below this folder, such as runs/, beside $STOKER_OUT")
     env: dict[str, str] = arg({}, help="variables added to its environment")
+    data: dict[str, InputPath] = arg(
+        {}, help="variables that name files and folders it reads, such as data.DATA=corpus", runtime=True
+    )
     python: str = arg("", help="what `python` means: an interpreter or a .venv folder", runtime=True)
     memory: Size = arg(Size(""), help="how much memory it needs, such as 8G; its cap is 2 GiB above", runtime=True)
     gpus: int | None = arg(None, help="how many GPUs it needs; one if there are any", ge=0, le=1024, runtime=True)
@@ -136,6 +141,7 @@ class CommandArgs:
         1, help="tries, the first included; only what may pass is tried again", ge=1, le=100, runtime=True
     )
     folder: str = arg(".", help="where it runs; the folder the command was given in", runtime=True)
+    workspace: str = arg("", help="a copy of that folder in which it runs; made by Stoker", runtime=True)
     code: dict[str, InputPath] = arg({}, help="the program's own files; found by Stoker", runtime=True)
     machine_gpus: int = arg(0, help="how many GPUs this machine has; found by Stoker", ge=0, runtime=True)
     machine_cpus: int = arg(1, help="how many cores this machine has; found by Stoker", ge=1, runtime=True)
@@ -161,8 +167,10 @@ def command(args: CommandArgs) -> Plan:
         "argv": args.argv,
         "params": args.params,
         "env": args.env,
+        "data": args.data,
         "outputs": args.outputs,
         "folder": args.folder,
+        "workspace": args.workspace,
         "python": args.python,
         "silence_s": silence_s,
     }

@@ -54,6 +54,17 @@ class Assignment:
     grace_s: float = 10.0
     environment: dict[str, str] = fresh(factory=dict)
     """Variables that are added for this attempt."""
+    secrets: dict[str, str] = fresh(factory=dict)
+    """Variables that are added, too, and whose values are kept out of everything that is written. Never on a disk."""
+    paths: dict[str, str] = fresh(factory=dict)
+    """Where on this machine each input lies (`InputBody.where` → path)."""
+    facts: dict[str, Any] = fresh(factory=dict)
+    """What it runs with, by digest: code, commit, data."""
+    python: dict[str, Any] = fresh(factory=dict)
+    """Of a program with an environment: its interpreter and packages (`environments.answers.Ready.facts`)."""
+
+    run_as: dict[str, Any] = fresh(factory=dict)
+    """The user that its programs run as (`host.other_user`); empty: the worker's own."""
 
     def to_line(self) -> bytes:
         """Give it as one line."""

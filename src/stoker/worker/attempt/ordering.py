@@ -7,13 +7,15 @@ from typing import Any
 from stoker.model.digests import Digest
 from stoker.model.fleet_errors import VersionSkew
 from stoker.model.frozen import changed
-from stoker.model.json_text import dumps
 from stoker.plan.recipe import Recipe
 from stoker.plan.sweep_plan import TrialNodes
 from stoker.worker.attempt.assignment import Assignment, JobBrief
+from stoker.worker.attempt.inputs import with_inputs
+from stoker.worker.config_paper import CONFIG, config_paper
 from stoker.worker.job_folder import JobSpec
-from stoker.worker.ordering import CONFIG, Desk, Order
+from stoker.worker.ordering import Desk, Order
 from stoker.worker.program_order import RECIPE, ProgramWords
+from stoker.worker.python_paper import PYTHON, python_paper
 from stoker.worker.trials import Trial
 
 
@@ -26,11 +28,15 @@ def order_assignment(desk: Desk, assignment: Assignment) -> Order:
             f"{brief.recipe} is of version {recipe.version} here, and the job was made for {brief.schema_version}",
             hint="install the same version of its cookbook everywhere",
         )
-    args = _args_here(recipe, brief)
+    args = with_inputs(recipe, _args_here(recipe, brief), assignment.paths)
     program: ProgramWords | None = None
     if recipe.name == RECIPE:
         program = desk.program_words(tuple(map(str, args.get("argv", ()))), brief.folder, at_once=1)
-        args["folder"] = brief.folder
+        # Whose copy it is, it was told; where it lies is no part of what it makes, nor of where it goes on from.
+        args["folder"] = args.get("folder") or brief.folder
+        args["workspace"] = brief.folder
+        if assignment.python:
+            args["python"] = assignment.python["interpreter"]
     # On its own it is no sweep: its result lies at the top of its bundle, wherever its label puts that later.
     trial = Trial(
         number=brief.number or 1,
@@ -43,8 +49,9 @@ def order_assignment(desk: Desk, assignment: Assignment) -> Order:
     order = desk.order_again(recipe, [trial], name=brief.name, program=program)
     papers = dict(order.papers)
     if program is not None:
-        config = {"v": 1, "program": list(program.argv), "code": dict(order.code)}
-        papers[CONFIG] = dumps(config, indent=1).encode()
+        papers[CONFIG] = config_paper(None, program, order.code)
+        if assignment.python:
+            papers[PYTHON] = python_paper(assignment.python)
     return changed(order, spec=spec_of(order.spec, assignment), papers=papers)
 
 
@@ -66,7 +73,7 @@ def spec_of(spec: JobSpec, assignment: Assignment) -> JobSpec:
         attempt=assignment.run,
         job_id=Digest(brief.job),
         folder=brief.folder or spec.folder,
-        options={**spec.options, "fleet": told},
+        options={**spec.options, "fleet": {**told, **assignment.facts}},
     )
 
 

@@ -13,7 +13,9 @@ from stoker.host.identity import ProcessIdentity
 from stoker.model.errors import StokerError
 from stoker.model.frozen import changed, frozen
 from stoker.model.leases import Token
-from stoker.wire.leasing import LeaseReport, Measured
+from stoker.plan.scratch import EARLIER_ATTEMPT
+from stoker.wire.leasing import ExecCall, LeaseReport, Measured
+from stoker.worker.inside.sessions import Sessions
 from stoker.worker.keeper.checking import Refusal
 from stoker.worker.keeper.courier import Courier, Post
 from stoker.worker.keeper.happenings import Began, Ended, Happening, NotBegun, Stopped
@@ -25,23 +27,25 @@ from stoker.worker.keeper.instructions import (
     Forget,
     Greet,
     Instruction,
+    OpenExec,
     Renew,
+    SayNow,
     Send,
     Stop,
     Tell,
     TellStart,
 )
 from stoker.worker.keeper.journal import Journal
+from stoker.worker.keeper.preparing_log import PreparingLog
 from stoker.worker.keeper.questions import Asked, Questions, told_as_bug
 from stoker.worker.keeper.state import COORDINATOR, Keeping, Lease, Phase
+from stoker.worker.keeper.turning import LAST_MOMENT_S
 from stoker.worker.keeper.underway import Site, Underway
 from stoker.worker.shipping.checkpoint_arrival import bring_checkpoint
 from stoker.worker.shipping.line import Passage
 
 _IDLE_WAIT_S = 1.0
 """Who ends when nothing is left does not wait long for something to come."""
-_EARLIER = "an-earlier-attempt"
-"""Who left a checkpoint that comes from the coordinator: on which machine does not matter."""
 
 
 @frozen
@@ -56,6 +60,8 @@ class Hands:
     report: Callable[[Happening], None]
     tell: Callable[[str, dict[str, object]], None]
     claim_wait_s: Callable[[], float]
+    sessions: Sessions | None = None
+    """Commands of operators beside attempts; nothing: there are none."""
 
 
 class Acting:
@@ -67,6 +73,7 @@ class Acting:
         """What is known now; replaced by the loop, read from everywhere."""
         self._attempts: dict[Token, tuple[Underway, Courier]] = {}
         self._hearings: dict[Token, Hearing] = {}
+        self._logs: dict[Token, PreparingLog] = {}
         self._writing = threading.Lock()
 
     def adopt(self, lease: Lease) -> None:
@@ -105,6 +112,11 @@ class Acting:
                 self._stop(token, grace_s)
             case Send(token=token, last=last, end=end):
                 self._attempt(token)[1].send(last, end)
+            case SayNow(token=token, last=last, end=end):
+                courier = self._attempt(token)[1]
+                self._in_thread(lambda: courier.say_now(last, end))
+            case OpenExec(call=call):
+                self._open_exec(call)
             case Forget(token=token):
                 self._forget(token)
             case Tell(kind=kind, fields=fields):
@@ -117,9 +129,16 @@ class Acting:
             with suppress(StokerError):
                 self._hands.site.nursery.keep_spare()
 
+    def say_goodbye(self) -> None:
+        """Tell a coordinator that knows us, and answers, that nobody works here from now on."""
+        if self.keeping.is_known and not self.keeping.is_away:
+            self._hands.questions.say_goodbye(self._measured, within_s=LAST_MOMENT_S)
+
     def close(self) -> None:
         """Let go of everything; what is held has been given back."""
         self._hands.questions.close()
+        if self._hands.sessions is not None:
+            self._hands.sessions.close("the worker ends")
         for _, courier in self._attempts.values():
             courier.close()
         self._hands.site.nursery.close()
@@ -134,7 +153,9 @@ class Acting:
 
     def _new(self, lease: Lease) -> tuple[Underway, Courier]:
         hands = self._hands
-        made = (Underway(hands.site, lease.grant, hands.journal.lease_file), Courier(hands.post, lease.grant))
+        log = self._logs[lease.token] = PreparingLog(hands.post.spool, lease.token, hands.post.line, hands.site.clock)
+        underway = Underway(hands.site, lease.grant, hands.journal.lease_file, log.hear)
+        made = (underway, Courier(hands.post, lease.grant))
         self._attempts[lease.token] = made
         return made
 
@@ -178,36 +199,76 @@ class Acting:
 
         token = lease.token
         try:
-            begun = told_as_bug(lambda: underway.begin(lease.ends_s, lambda stop: self._bring(lease, stop), write_down))
+            begun = told_as_bug(
+                lambda: underway.begin(
+                    lambda: self.keeping.leases.get(token, lease).ends_s,
+                    lambda stop: self._bring(lease, underway, stop),
+                    write_down,
+                )
+            )
         except StokerError as error:
             begun = Refusal(reason="start", message=str(error))
+        log = self._logs.get(token)
+        if log is not None:
+            if isinstance(begun, Refusal):
+                log.hear(f"not started here: {begun.message}")
+                # While the lease is ours: what comes later is not taken.
+                log.close()
+            else:
+                self._in_thread(log.close)
         now_s = self._hands.site.clock.boottime_s()
         if isinstance(begun, Refusal):
-            self._hands.report(NotBegun(now_s=now_s, token=token, reason=begun.reason, message=begun.message))
+            self._hands.report(
+                NotBegun(now_s=now_s, token=token, reason=begun.reason, message=begun.message, lasts=begun.lasts)
+            )
         elif begun is not None:
             self._hands.report(Began(now_s=now_s, token=token, child=begun, run=underway.run))
-            self._hands.report(Ended(now_s=self._hands.site.clock.boottime_s(), token=token, end=underway.wait()))
+            self._report_end(token, underway)
 
-    def _bring(self, lease: Lease, stop: threading.Event) -> None:
-        """Bring the checkpoint that an earlier attempt left; without it, the attempt begins anew."""
+    def _bring(self, lease: Lease, underway: Underway, stop: threading.Event) -> None:
+        """Bring the checkpoint that an earlier attempt left; without it, the attempt begins anew.
+
+        Heartbeats tell how much of it has come: its start is waited for as long as that grows.
+        """
         granted = lease.grant.checkpoint
         if granted is None:
             return
         post = self._hands.post
         passage = Passage(line=post.line, stop=stop, clock=post.clock)
+
+        def heed(size_bytes: int) -> None:
+            underway.prepared += size_bytes
+
         try:
-            arrived = told_as_bug(lambda: bring_checkpoint(passage, granted, post.scratch, run_id=_EARLIER))
+            arrived = told_as_bug(
+                lambda: bring_checkpoint(passage, granted, post.scratch, run_id=EARLIER_ATTEMPT, heed=heed)
+            )
         except StokerError as error:
-            self._hands.tell("checkpoint_missing", {"job": lease.grant.name, "why": str(error)})
+            self._hands.tell("checkpoint_missing", {"job": lease.grant.shown, "why": str(error)})
         else:
-            self._hands.tell("checkpoint", {"job": lease.grant.name, "why": arrived.why, "placed": arrived.is_placed})
+            self._hands.tell("checkpoint", {"job": lease.grant.shown, "why": arrived.why, "placed": arrived.is_placed})
 
     def _watch(self, token: Token, underway: Underway) -> None:
-        def wait() -> None:
-            end = underway.wait()
-            self._hands.report(Ended(now_s=self._hands.site.clock.boottime_s(), token=token, end=end))
+        self._in_thread(lambda: self._report_end(token, underway))
 
-        self._in_thread(wait)
+    def _report_end(self, token: Token, underway: Underway) -> None:
+        end = underway.wait()
+        self._end_execs(token)
+        self._hands.report(Ended(now_s=self._hands.site.clock.boottime_s(), token=token, end=end))
+
+    def _open_exec(self, call: ExecCall) -> None:
+        sessions, lease = self._hands.sessions, self.keeping.leases.get(call.token())
+        if sessions is None or lease is None:
+            return
+        if lease.phase is Phase.RUNNING:
+            sessions.open(call, self._attempt(lease.token)[0].place)
+            self._hands.tell("exec", {"job": lease.grant.shown, "program": call.argv[0] if call.argv else "a shell"})
+        else:
+            sessions.refuse(call, f"{lease.grant.shown} is {lease.phase}: it does not run now")
+
+    def _end_execs(self, token: Token) -> None:
+        if self._hands.sessions is not None:
+            self._hands.sessions.end(token, "the job has ended")
 
     def _tell_start(self, token: Token) -> None:
         underway, courier = self._attempt(token)
@@ -219,6 +280,7 @@ class Acting:
         underway, _ = self._attempt(token)
 
         def stop() -> None:
+            self._end_execs(token)
             end = underway.stop(grace_s)
             self._hands.report(Stopped(now_s=self._hands.site.clock.boottime_s(), token=token, end=end))
 
@@ -227,6 +289,7 @@ class Acting:
     def _forget(self, token: Token) -> None:
         underway, courier = self._attempts.pop(token, (None, None))
         hearing = self._hearings.pop(token, None)
+        self._logs.pop(token, None)
         if hearing is not None:
             hearing.close()
         if courier is not None:
@@ -257,7 +320,8 @@ class Acting:
             of=heard.of,
             metrics=heard.metrics,
             stage=heard.stage,
-            says=_says(lease, heard),
+            says=_says(lease, heard, "" if found is None else found[0].says),
+            prepared=0 if found is None else found[0].prepared,
         )
 
     def _measured(self) -> Measured:
@@ -277,8 +341,8 @@ class Acting:
         threading.Thread(target=act, name="stoker-attempt", daemon=True).start()
 
 
-def _says(lease: Lease, heard: Heard) -> str:
+def _says(lease: Lease, heard: Heard, prepares: str) -> str:
     """Give a line for people; that it has not started yet, its state tells better."""
     if lease.phase is Phase.RUNNING:
         return heard.says
-    return "" if lease.phase is Phase.STARTING else str(lease.phase)
+    return prepares if lease.phase is Phase.STARTING else str(lease.phase)

@@ -23,7 +23,10 @@ class Look:
     missing_folder: str = ""
     missing_program: str = ""
     """Why what it is to run with can't be found."""
-    missing_secrets: tuple[str, ...] = ()
+    unaccepted_code: str = ""
+    """Why its code is not run here."""
+    secret_trouble: str = ""
+    """Why not all of its secrets are known here."""
     device_trouble: str = ""
 
 
@@ -33,6 +36,8 @@ class Refusal:
 
     reason: str
     message: str
+    lasts: bool = False
+    """It stays so until something is done on this machine."""
 
 
 def why_not(grant: Grant, look: Look) -> Refusal | None:
@@ -51,13 +56,14 @@ def _recipe(grant: Grant, look: Look) -> Refusal | None:
 
 
 def _surroundings(_grant: Grant, look: Look) -> Refusal | None:
+    if look.unaccepted_code:
+        return Refusal(reason="code", message=look.unaccepted_code, lasts=True)
     if look.missing_folder:
         return Refusal(reason="folder", message=f"there is no folder {look.missing_folder} here")
     if look.missing_program:
         return Refusal(reason="program", message=look.missing_program)
-    if look.missing_secrets:
-        listed = ", ".join(look.missing_secrets)
-        return Refusal(reason="secrets", message=f"not set in this worker's environment: {listed}")
+    if look.secret_trouble:
+        return Refusal(reason="secrets", message=look.secret_trouble)
     return None
 
 

@@ -60,6 +60,8 @@ class Post:
     may_speak: Callable[[Token], bool]
     """Whether an attempt's lease is ours by our own clock, at this very moment."""
     report: Callable[[Happening], None]
+    tell: Callable[[str, dict[str, object]], None]
+    """Tells people."""
     worker: str
 
 
@@ -75,6 +77,7 @@ class Courier:
         # Each is set once its order is no longer wanted.
         self._unwanted: list[threading.Event] = []
         self._stop = threading.Event()
+        self._is_closed = False
         self._mirror: Mirror | None = None
         self._checkpoints: CheckpointShipper | None = None
         self._folder: JobFolder | None = None
@@ -88,7 +91,9 @@ class Courier:
         self._mirror = Mirror(folder.path, self._token, post.line, clock=post.clock)
         self._mirror.begin()
         watched = WatchedScratch(root=post.scratch, run_id=folder.attempt, spool=post.spool)
-        self._checkpoints = CheckpointShipper(watched, self._token, post.line, clock=post.clock)
+        self._checkpoints = CheckpointShipper(
+            watched, self._token, post.line, clock=post.clock, tell=self._tell_not_shipped
+        )
         self._checkpoints.begin()
 
     def tell_start(self, run: str) -> None:
@@ -103,14 +108,36 @@ class Courier:
         stop = self._order(lambda: self._conclude(last, end))
         self._unwanted.append(stop)
 
+    def say_now(self, last: LastWord, end: AttemptEnd | None) -> None:
+        """Say the last word at once, from whatever thread, and once; what is on its way is no longer wanted."""
+        for event in self._unwanted:
+            event.set()
+        post = self._post
+        try:
+            if post.may_speak(self._token):
+                self._word(last, end)()
+        except StokerError as error:
+            post.report(WentStale(now_s=post.clock.boottime_s(), token=self._token, message=str(error)))
+        else:
+            post.report(Settled(now_s=post.clock.boottime_s(), token=self._token))
+
     def close(self) -> None:
         """Say and send nothing more."""
+        self._is_closed = True
         for event in (*self._unwanted, self._stop):
             event.set()
         self._orders.put(None)
         for follower in (self._mirror, self._checkpoints):
             if follower is not None:
                 follower.close()
+        for trouble in self._mirror.troubles if self._mirror is not None else ():
+            self._tell_not_shipped(trouble)
+
+    def _tell_not_shipped(self, why: str) -> None:
+        """What stays on this machine alone is told."""
+        grant = self._grant
+        about = {"job": grant.shown, "id": grant.job, "attempt": grant.attempt}
+        self._post.tell("not_shipped", {**about, "why": why})
 
     def _order(self, act: Callable[[], None]) -> threading.Event:
         stop = threading.Event()
@@ -120,6 +147,9 @@ class Courier:
     def _work(self) -> None:
         while (order := self._orders.get()) is not None:
             self._stop, act = order
+            if self._is_closed:
+                # Whoever closed it could not know of this order's own event.
+                return
             try:
                 act()
             except StokerError as error:
@@ -144,28 +174,37 @@ class Courier:
     def _conclude(self, last: LastWord, end: AttemptEnd | None) -> None:
         if last.word is Word.FINISH and end is not None and self._folder is not None:
             is_said = self._finish(self._folder, end)
-        elif last.word is Word.FAIL and end is not None:
-            self._drain(wait_s=None)
-            is_said = self._fail(end.cause, end.message, hint=end.hint, end=end)
         else:
-            is_said = self._give_back(last)
+            self._bring_rest(last, end)
+            is_said = self._say(self._word(last, end))
         if is_said:
             self._post.report(Settled(now_s=self._post.clock.boottime_s(), token=self._token))
 
-    def _give_back(self, last: LastWord) -> bool:
-        words, job, why = self._post.words, self._token.job, one_line(last.why, _LONGEST_HINT)
+    def _bring_rest(self, last: LastWord, end: AttemptEnd | None) -> None:
+        """Bring what there is besides a result: all that tells of a failure, of the others what goes in time."""
         if last.word is Word.DECLINE:
-            declined = Decline(**self._fence, reason=last.reason or "declined", message=why)
-            return self._say(lambda: words.decline(job, declined))
-        if last.word is Word.CANCELLED:
-            self._drain(wait_s=DRAIN_S)
-            confirmed = CancelConfirmed(**self._fence, why=why)
-            return self._say(lambda: words.cancelled(job, confirmed))
-        if self._checkpoints is not None:
+            return
+        if last.word is Word.FAIL and end is not None:
+            self._drain(wait_s=None)
+            return
+        if last.word is not Word.CANCELLED and self._checkpoints is not None:
             self._checkpoints.settle(self._post.clock.monotonic_s() + DRAIN_S)
         self._drain(wait_s=DRAIN_S)
+
+    def _word(self, last: LastWord, end: AttemptEnd | None) -> Callable[[], object]:
+        """Give what says a last word that points at no result."""
+        words, job, why = self._post.words, self._token.job, one_line(last.why, _LONGEST_HINT)
+        if last.word is Word.DECLINE:
+            declined = Decline(**self._fence, reason=last.reason or "declined", message=why, lasts=last.lasts)
+            return lambda: words.decline(job, declined)
+        if last.word is Word.CANCELLED:
+            confirmed = CancelConfirmed(**self._fence, why=why)
+            return lambda: words.cancelled(job, confirmed)
+        if last.word is Word.FAIL and end is not None:
+            failed = self._failure(end.cause, end.message, hint=end.hint, end=end)
+            return lambda: words.fail(job, failed)
         released = Release(**self._fence, why=why)
-        return self._say(lambda: words.release(job, released))
+        return lambda: words.release(job, released)
 
     def _finish(self, folder: JobFolder, end: AttemptEnd) -> bool:
         self._drain(wait_s=None)
@@ -200,7 +239,11 @@ class Courier:
         return self._say(lambda: post.words.finish(self._token.job, said))
 
     def _fail(self, cause: Cause, message: str, *, hint: str, end: AttemptEnd) -> bool:
-        said = Fail(
+        said = self._failure(cause, message, hint=hint, end=end)
+        return self._say(lambda: self._post.words.fail(self._token.job, said))
+
+    def _failure(self, cause: Cause, message: str, *, hint: str, end: AttemptEnd) -> Fail:
+        return Fail(
             **self._fence,
             cause=str(cause),
             message=one_line(message, _LONGEST_MESSAGE),
@@ -209,7 +252,6 @@ class Courier:
             exit_code=end.exit_code or 1,
             seconds=max(0.0, end.seconds),
         )
-        return self._say(lambda: self._post.words.fail(self._token.job, said))
 
     def _drain(self, wait_s: float | None) -> None:
         """Bring the rest of logs and metrics; without a limit, until it is there or no longer wanted."""

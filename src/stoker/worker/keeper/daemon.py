@@ -14,13 +14,17 @@ from typing import Any
 from stoker.host.durable import translated
 from stoker.host.identity import is_alive, mine
 from stoker.host.lockfile import Lock
+from stoker.host.notify_socket import NotifySocket
+from stoker.host.other_user import OtherUser
 from stoker.host.processes import stop_group
 from stoker.model.clock import Clock
 from stoker.model.errors import Cancelled, LockHeld, ProcessLost, StokerError, Terminated
 from stoker.model.frozen import frozen
 from stoker.model.leases import Token
 from stoker.store.local import LocalStore
-from stoker.wire.leasing import Hello
+from stoker.wire.exec_sessions import EXEC
+from stoker.wire.leasing import Hello, Holdings
+from stoker.worker.inside.sessions import Sessions
 from stoker.worker.job_folder import JobFolder
 from stoker.worker.keeper.acting import Acting, Hands
 from stoker.worker.keeper.adopting import Inheritance, inherit
@@ -37,6 +41,8 @@ from stoker.worker.keeper.owner_pause import read_pause
 from stoker.worker.keeper.questions import Questions
 from stoker.worker.keeper.state import Keeping, Leaving, Wishes
 from stoker.worker.keeper.underway import Site
+from stoker.worker.keeper.users import USERS, UserPool
+from stoker.worker.preparing.preparing import Preparing
 from stoker.worker.stopping import stop_job
 
 OWNER, DISK = "owner", "disk"
@@ -72,6 +78,16 @@ class Worker:
     entropy: Callable[[], int]
     new_word: Callable[[], str]
     tell: Callable[[str, dict[str, Any]], None]
+    users: tuple[OtherUser, ...] = ()
+    """Whom programs of jobs run as, one job each; none: the worker's own user."""
+    supervisor: NotifySocket | None = None
+    """Who started us as a service, if somebody did."""
+    holds: Callable[[], Holdings] | None = None
+    """What it has of the fleet's trees and environments: told with hello, and again when it is another."""
+    preparing: Preparing | None = None
+    """Brings code, data and environments of jobs."""
+    contents_at: str = ""
+    """Where other machines get trees from it; empty: nowhere."""
 
 
 def keep(worker: Worker) -> int:
@@ -115,18 +131,24 @@ class Daemon:
             self._end_left_behind(written)
         for lease in self._inherited.adopted:
             self._acting.adopt(lease)
-            self._worker.tell("adopted", {"job": lease.grant.name, "run": lease.run, "pid": _pid(lease.child)})
+            self._worker.tell("adopted", {"job": lease.grant.shown, "run": lease.run, "pid": _pid(lease.child)})
         self._acting.write_down()
+        if self._worker.preparing is not None:
+            self._worker.preparing.sweep()
         before = self._listen_to_signals()
         try:
             self._perform([Greet(), *(TellStart(token=lease.token) for lease in self._inherited.adopted)])
+            self._tell_supervisor(NotifySocket.ready)
             while True:
+                self._tell_supervisor(NotifySocket.alive)
                 self._look_around()
                 self._acting.keep_warm()
                 code = self._take(self._next())
                 if code is not None:
+                    self._acting.say_goodbye()
                     return code
         finally:
+            self._tell_supervisor(NotifySocket.ending)
             for number, handler in before.items():
                 signal.signal(number, handler)
             self._acting.close()
@@ -134,6 +156,10 @@ class Daemon:
     def leave(self, error: type[StokerError], why: str) -> None:
         """Ask it to end: the first time in order, the second time now. From any thread, and from a signal's code."""
         self._report(AskedToEnd(now_s=self._clock.boottime_s(), exit_code=error.exit_code, why=why))
+
+    def _tell_supervisor(self, word: Callable[[NotifySocket], None]) -> None:
+        if self._worker.supervisor is not None:
+            word(self._worker.supervisor)
 
     def _listen_to_signals(self) -> dict[signal.Signals, Any]:
         if threading.current_thread() is not threading.main_thread():
@@ -198,7 +224,7 @@ class Daemon:
     def _end_left_behind(self, written: Written) -> None:
         """End what an earlier keeper left and nobody may go on with."""
         worker = self._worker
-        worker.tell("left_behind", {"job": written.grant.name, "run": written.run, "pid": written.child.pid})
+        worker.tell("left_behind", {"job": written.grant.shown, "run": written.run, "pid": written.child.pid})
         # It ends by itself as soon as it looks; asked or not, nothing of it is left when we go on.
         self._journal.lease_file(written.run).remove()
         with suppress(StokerError):
@@ -217,6 +243,9 @@ class Daemon:
             capability_digest=str(capability.digest),
             slots=worker.slots,
             declared=worker.declared,
+            accepts=worker.machine.accepts,
+            contents_at=worker.contents_at,
+            features=() if worker.lines.execs is None else (EXEC,),
         )
 
     def _hands(self, journal: Journal, incarnation: str) -> Hands:
@@ -235,6 +264,8 @@ class Daemon:
             worker=worker.name,
             grace_s=worker.wishes.stop_grace_s,
             entropy=worker.entropy,
+            users=self._open_users(journal),
+            preparing=worker.preparing,
         )
         post = Post(
             words=worker.lines.words,
@@ -245,11 +276,13 @@ class Daemon:
             clock=worker.clock,
             may_speak=self._may_speak,
             report=self._report,
+            tell=worker.tell,
             worker=worker.name,
         )
         questions = Questions(
             worker.lines,
             hello=lambda: self._hello,
+            holds=worker.holds or (lambda: None),
             clock=worker.clock,
             report=self._report,
             new_word=worker.new_word,
@@ -263,7 +296,15 @@ class Daemon:
             report=self._report,
             tell=worker.tell,
             claim_wait_s=lambda: self._claim_wait_s,
+            sessions=None if worker.lines.execs is None else Sessions(worker.lines.execs, worker.clock),
         )
+
+    def _open_users(self, journal: Journal) -> UserPool | None:
+        if not self._worker.users:
+            return None
+        users = UserPool(self._worker.users, os.path.join(journal.folder, USERS), self._clock)
+        users.open(lease.run for lease in self._inherited.adopted)
+        return users
 
     def _may_speak(self, token: Token) -> bool:
         return self._acting.may_speak(token)

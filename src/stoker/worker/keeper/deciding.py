@@ -6,7 +6,8 @@ Rules, in order of precedence:
   is stopped and its result dropped. A job that keeps on goes on; its result is offered if somebody renews it again.
 - What the coordinator drops is stopped and forgotten; what it cancels is stopped, confirmed gone, then confirmed.
 - Nothing is said of an attempt that is being stopped until nothing of it runs.
-- Who leaves gives everything back first, and takes nothing new; told a second time, it ends everything now.
+- Who leaves gives everything back first, and takes nothing new; told a second time, it ends everything now, and waits
+  only a moment for the coordinator to hear it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any
 from stoker.model.errors import NotFound, RateLimited
 from stoker.model.frozen import changed, frozen
 from stoker.model.lifecycle import JobState
-from stoker.wire.leasing import Do, Grant, LeaseOrder
+from stoker.model.retry import pause_s
+from stoker.wire.leasing import Do, ExecCall, Grant, LeaseOrder
 from stoker.worker.keeper.happenings import (
     Answered,
     AskedToEnd,
@@ -35,13 +37,13 @@ from stoker.worker.keeper.happenings import (
     Unanswered,
     WentStale,
 )
-from stoker.worker.keeper.instructions import Begin, Greet, Instruction, TellStart
+from stoker.worker.keeper.instructions import Begin, Greet, Instruction, OpenExec, TellStart
+from stoker.worker.keeper.owner_pause import PAUSED
 from stoker.worker.keeper.state import COORDINATOR, Keeping, LastWord, Lease, Leaving, Phase, Word
 from stoker.worker.keeper.turning import Turn
 
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 30.0
-_MOST_DOUBLINGS = 20
 _BY_ORDER = {Do.CANCEL: Word.CANCELLED, Do.DROP: Word.NOTHING, Do.RELEASE: Word.RELEASE}
 
 
@@ -96,6 +98,7 @@ def _take_grants(turn: Turn, given: Given) -> None:
         _take_grant(turn, given, grant)
     for order in given.answer.orders:
         _hear_order(turn, order)
+    _hear_calls(turn, given.answer.execs)
     keeping = turn.keeping
     if given.answer.grants:
         # The question may have been open for long, and its times count from its beginning.
@@ -168,6 +171,14 @@ def _take_answer(turn: Turn, answered: Answered) -> None:
             lease = _renewed(turn, lease, answered.asked_s + answer.lease_s)
         if order is not None:
             _obey(turn, lease, order)
+    _hear_calls(turn, answer.execs)
+
+
+def _hear_calls(turn: Turn, calls: tuple[ExecCall, ...]) -> None:
+    """Have operators' commands run beside attempts that are ours now, and no others."""
+    for call in calls:
+        if turn.lease(call.token()) is not None:
+            turn.do(OpenExec(call=call))
 
 
 def _renewed(turn: Turn, lease: Lease, ends_s: float) -> Lease:
@@ -195,13 +206,11 @@ def _take_silence(turn: Turn, unanswered: Unanswered) -> None:
         turn.do(Greet())
     keeping = turn.keeping
     if not keeping.is_away:
-        turn.tell("away", why=str(unanswered.error))
-    pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(keeping.misses, _MOST_DOUBLINGS))
-    if isinstance(unanswered.error, RateLimited):
-        pause_s = _LONGEST_PAUSE_S
+        turn.tell("away", why=str(unanswered.error), held=len(keeping.leases))
+    first_s = _LONGEST_PAUSE_S if isinstance(unanswered.error, RateLimited) else _FIRST_PAUSE_S
     # With leases to lose, it is asked at least three times before the first of them ends.
-    pause_s = min(pause_s, keeping.lease_s / 4) * (0.5 + unanswered.jitter / 2)
-    again_s = turn.now_s + pause_s
+    longest_s = min(_LONGEST_PAUSE_S, keeping.lease_s / 4)
+    again_s = turn.now_s + pause_s(keeping.misses, unanswered.jitter, first_s=first_s, longest_s=longest_s)
     if unanswered.was_claim:
         turn.now_knows(asking=None, is_called_back=False, ask_at_s=again_s, misses=keeping.misses + 1)
     else:
@@ -238,7 +247,8 @@ def _take_refusal(turn: Turn, refused: NotBegun) -> None:
     turn.tell("declined", lease, reason=refused.reason, why=refused.message)
     # What was declined would be offered again at once: somebody else may have it first.
     turn.now_knows(ask_at_s=max(turn.keeping.ask_at_s, turn.now_s + 1.0))
-    turn.send(lease, LastWord(word=Word.DECLINE, why=refused.message, reason=refused.reason), None)
+    last = LastWord(word=Word.DECLINE, why=refused.message, reason=refused.reason, lasts=refused.lasts)
+    turn.send(lease, last, None)
 
 
 def _take_end(turn: Turn, ended: Ended) -> None:
@@ -260,12 +270,12 @@ def _take_stop(turn: Turn, stopped: Stopped) -> None:
     if lease is None or lease.phase is not Phase.STOPPING:
         return
     last = lease.last or LastWord(word=Word.RELEASE)
-    if turn.keeping.leaving is Leaving.NOW:
-        last = LastWord(word=Word.NOTHING, why=last.why)
-    elif last.word is Word.RELEASE and stopped.end.is_completed:
+    # Who ends now was not asked whether it had come to an end by itself.
+    is_asked = last.word is Word.RELEASE and turn.keeping.leaving is not Leaving.NOW
+    if is_asked and stopped.end.is_completed:
         # It had just come to its end by itself.
         last = LastWord(word=Word.FINISH)
-    elif last.word is Word.RELEASE and stopped.end.state is JobState.FAILED and stopped.end.is_told:
+    elif is_asked and stopped.end.state is JobState.FAILED and stopped.end.is_told:
         last = LastWord(word=Word.FAIL, why=stopped.end.message)
     turn.tell("stopped", lease, why=last.why, word=str(last.word))
     turn.send(lease, last, stopped.end)
@@ -303,7 +313,7 @@ def _take_closing(turn: Turn, closed: Closed) -> None:
         closed={**others, closed.by: closed.why} if closed.why else others,
         renew_at_s=min(turn.keeping.renew_at_s, turn.now_s),
     )
-    turn.tell("closed" if closed.why else "open", by=closed.by, why=closed.why)
+    _tell_closed(turn, closed.by, closed.why, before)
     if closed.why and turn.keeping.asking:
         turn.call_back()
     if closed.why and closed.gives_back:
@@ -323,8 +333,12 @@ def _take_leave(turn: Turn, asked: AskedToEnd) -> None:
         return
     turn.leave(asked.exit_code, softly=False)
     turn.tell("leaving_now", held=len(keeping.leases))
+    last = LastWord(word=Word.RELEASE, why="the worker was told to end now")
     for lease in list(keeping.leases.values()):
-        turn.stop(lease, LastWord(word=Word.NOTHING, why="the worker was told to end now"), grace_s=0.0)
+        if lease.phase is Phase.SENDING:
+            turn.send(lease, lease.last or last, lease.end)
+        else:
+            turn.stop(lease, last, grace_s=0.0)
 
 
 def _give_all_back(turn: Turn, why: str) -> None:
@@ -345,10 +359,23 @@ def _hear_closed(turn: Turn, why: str) -> None:
     if why in others.values():
         # Our own words.
         why = ""
-    if why == turn.keeping.closed.get(COORDINATOR, ""):
+    before = turn.keeping.closed.get(COORDINATOR, "")
+    if why == before:
         return
     turn.now_knows(closed={**others, COORDINATOR: why} if why else others)
-    turn.tell("closed" if why else "open", by=COORDINATOR, why=why)
+    _tell_closed(turn, COORDINATOR, why, before)
+
+
+def _tell_closed(turn: Turn, by: str, why: str, before: str) -> None:
+    """Tell that it is closed, or open again. A pause comes from its owner and from the coordinator: it is told once."""
+    others = [one for who, one in turn.keeping.closed.items() if who != by]
+    if _is_pause(why or before) and any(_is_pause(one) for one in others):
+        return
+    turn.tell("closed" if why else "open", by=by, why=why)
+
+
+def _is_pause(why: str) -> bool:
+    return why.startswith(PAUSED)
 
 
 _TAKERS: dict[type, Callable[[Turn, Any], None]] = {

@@ -88,6 +88,8 @@ class NotBegun:
     token: Token
     reason: str
     message: str
+    lasts: bool = False
+    """It stays so until something is done on this machine."""
 
 
 @frozen

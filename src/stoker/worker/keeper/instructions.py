@@ -6,6 +6,7 @@ from typing import Any
 
 from stoker.model.frozen import fresh, frozen
 from stoker.model.leases import Token
+from stoker.wire.leasing import ExecCall
 from stoker.worker.keeper.ending import AttemptEnd
 from stoker.worker.keeper.state import LastWord
 
@@ -64,6 +65,22 @@ class Send:
 
 
 @frozen
+class SayNow:
+    """Say the last word at once and once; what is on its way is no longer wanted."""
+
+    token: Token
+    last: LastWord
+    end: AttemptEnd | None
+
+
+@frozen
+class OpenExec:
+    """Run an operator's command beside an attempt."""
+
+    call: ExecCall
+
+
+@frozen
 class Forget:
     """Nothing of this lease is left to do."""
 
@@ -85,4 +102,6 @@ class Exit:
     code: int
 
 
-Instruction = Greet | AskForWork | CallBack | Renew | Begin | TellStart | Stop | Send | Forget | Tell | Exit
+Instruction = (
+    Greet | AskForWork | CallBack | Renew | Begin | TellStart | Stop | Send | SayNow | OpenExec | Forget | Tell | Exit
+)

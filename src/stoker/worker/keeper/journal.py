@@ -47,6 +47,11 @@ class Predecessor:
     leases: tuple[Written, ...]
 
 
+def workers_folder(state: str) -> str:
+    """Give where the workers of a home keep their files, each in a folder of its name."""
+    return os.path.join(state, "worker")
+
+
 class Journal:
     """The files of one worker."""
 

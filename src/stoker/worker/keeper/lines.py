@@ -30,6 +30,7 @@ from stoker.wire.leasing import (
     Welcome,
 )
 from stoker.wire.views import FleetStatus
+from stoker.worker.inside.session import ExecLine
 from stoker.worker.shipping.line import FleetLine, Incoming
 
 
@@ -64,6 +65,8 @@ class Lines:
     bytes: FleetLine
     ask: Callable[[], Asking]
     """Open a line for long questions."""
+    execs: ExecLine | None = None
+    """For commands of operators; nothing: this worker runs none."""
 
 
 class Guarded:

@@ -20,11 +20,12 @@ from stoker.model.errors import StokerError
 from stoker.model.frozen import frozen
 from stoker.plan.catalogue import Catalogue
 from stoker.plan.device_variables import HIDDEN, device_variables
+from stoker.wire.finding import OPERATOR_TOKEN
 from stoker.wire.leasing import Grant, Measured
 from stoker.worker.keeper.checking import Look
+from stoker.worker.preparing.code import python_beside, refusal_of
 from stoker.worker.program_order import RECIPE
-
-OPERATOR_TOKEN = "STOKER_OPERATOR_TOKEN"  # noqa: S105 - the variable's name
+from stoker.worker.secrets_file import FILE, FoundSecrets, find_secrets
 
 
 @frozen
@@ -38,6 +39,8 @@ class Machine:
     """Where our own interpreter lives."""
     home: str
     ledger: Callable[[], Ledger]
+    accepts: tuple[str, ...] = ()
+    """Trees and commits whose code alone is run here; none: any."""
     memory: Callable[[], Memory] = memory_here
     disk: Callable[[str], int] = free_bytes
 
@@ -45,7 +48,7 @@ class Machine:
         """See whether what a job needs is here now."""
         version, trouble = self._recipe(grant.recipe)
         is_program = grant.recipe == RECIPE
-        lacks_folder = is_program and not os.path.isdir(grant.folder)
+        lacks_folder = is_program and not grant.code_tree and not os.path.isdir(grant.folder)
         return Look(
             memory=self.memory(),
             disk_free_bytes=self.disk_free_bytes(),
@@ -53,9 +56,23 @@ class Machine:
             recipe_trouble=trouble,
             missing_folder=(grant.folder or "without a name") if lacks_folder else "",
             missing_program=self._missing_program(grant) if is_program and not lacks_folder else "",
-            missing_secrets=tuple(name for name in grant.secrets if not self.environment.get(name)),
+            unaccepted_code=refusal_of(grant, self.accepts),
+            secret_trouble=self.secrets(grant).trouble,
             device_trouble=self._device_trouble(grant) if grant.devices else "",
         )
+
+    def secrets(self, grant: Grant) -> FoundSecrets:
+        """Give the values of a job's secrets, or why they are not known here."""
+        if not grant.secrets:
+            return FoundSecrets()
+        path = os.path.join(self.home, "state", FILE)
+        return find_secrets(grant.secrets, environment=self.child_environment(), path=path)
+
+    def python_beside(self, grant: Grant) -> str:
+        """Give the interpreter that lies beside a packed program where it was submitted, if that is here."""
+        if not grant.code_tree or grant.environment:
+            return ""
+        return python_beside(grant.args, grant.folder, environment=self.environment, own_prefix=self.own_prefix)
 
     def measured(self, closed: Mapping[str, str]) -> Measured:
         """Say what is free now; `closed` is why nothing may be put here."""
@@ -106,12 +123,17 @@ class Machine:
     def _missing_program(self, grant: Grant) -> str:
         argv, python = grant.args.get("argv") or ("",), str(grant.args.get("python") or "")
         word = str(argv[0])
-        if not python and not is_bare_python(word):
+        if grant.environment or (not python and not is_bare_python(word)):
+            # An environment of its own is seen to by whoever makes it.
+            return ""
+        # Code that travels runs in a folder that is not made yet; what lies in it is seen when it starts.
+        folder = self.home if grant.code_tree and not os.path.isdir(grant.folder) else grant.folder
+        if folder == self.home and "/" in python and not os.path.isabs(os.path.expanduser(python)):
             return ""
         try:
             found = find_python(
                 python,
-                folder=grant.folder,
+                folder=folder,
                 environment=self.environment,
                 own_prefix=self.own_prefix,
                 word=word if is_bare_python(word) else "python",

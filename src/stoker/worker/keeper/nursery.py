@@ -34,11 +34,8 @@ class Ward:
 
     def wait(self, clock: Clock) -> str:
         """Wait until it is gone; say how it ended, as far as that can be known."""
-        if self._child is not None:
-            self._watch(clock)
-            return str(self._child.wait(clock=clock))
         self._watch(clock)
-        return ""
+        return "" if self._child is None else str(self._child.wait(clock=clock))
 
     def last_words(self) -> str:
         """Give the last line that it wrote to its standard error."""
@@ -87,20 +84,28 @@ class Nursery:
         self._environment = environment
         self._lock = threading.Lock()
         self._spare: tuple[Child, str] | None = None
+        self._may_keep = True
+        """Not after a spare one died unasked: the next might at once, and the next. Whoever needs one finds out why."""
         self._count = 0
 
     def keep_spare(self) -> None:
         """See that a child waits for the next assignment."""
         with self._lock:
-            if self._spare is None or self._spare[0].poll() is not None:
+            if self._spare is not None and self._spare[0].poll() is not None:
+                self.dismiss(self._spare[0])
+                self._spare, self._may_keep = None, False
+            if self._spare is None and self._may_keep:
                 self._spare = self._start()
 
     def take(self) -> tuple[Child, str]:
         """Give a child that waits, and where it writes what it has to say."""
         with self._lock:
             spare, self._spare = self._spare, None
+            self._may_keep = True
             if spare is not None and spare[0].poll() is None:
                 return spare
+            if spare is not None:
+                self.dismiss(spare[0])
             return self._start()
 
     def hand(self, child: Child, assignment: Assignment) -> None:

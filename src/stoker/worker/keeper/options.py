@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from stoker.host.http.settings import FleetIdentity
 from stoker.model.errors import Usage
 from stoker.model.frozen import fresh, frozen
 from stoker.model.units import parse_size
+from stoker.wire.code import is_code_word
 
+_MOST_ACCEPTED = 1000
 _HINT = "--declare cores=2,ram=4G,gpus=0"
 
 
@@ -18,6 +21,8 @@ class WorkOptions:
     url: str
     token: str = ""
     """Shown to a coordinator that wants one."""
+    identity: FleetIdentity | None = None
+    """Of a machine that has joined: the fleet's CA, and its own certificate."""
     name: str = ""
     """Empty: the machine's own."""
     slots: int | None = None
@@ -26,6 +31,12 @@ class WorkOptions:
     until_idle: bool = False
     stop_grace_s: float | None = None
     """How long a job may take to save what it has when it is stopped; nothing: as usual."""
+    accepts: tuple[str, ...] = ()
+    """Trees and commits whose code alone it runs; none: any."""
+    keeps_workspaces: bool = False
+    """Leave where programs ran for their owner to look at."""
+    run_as: str = ""
+    """The users that programs of jobs run as: `USER[,USER…]` or `UID-UID`; empty: the worker's own."""
 
 
 def read_declared(words: Iterable[str]) -> dict[str, int | list[str]]:
@@ -44,6 +55,25 @@ def read_declared(words: Iterable[str]) -> dict[str, int | list[str]]:
         else:
             raise Usage(f"--declare: nobody knows {name!r}", hint=_HINT)
     return found
+
+
+def read_accepted(words: Iterable[str], read_lines: Callable[[str], list[str]]) -> tuple[str, ...]:
+    """Read `TREE|COMMIT,…` and `@FILE` with one on each line; `#` begins a comment. Raises `Usage`."""
+    found: dict[str, None] = {}
+    for part in (part.strip() for text in words for part in text.split(",") if part.strip()):
+        lines = [line.partition("#")[0].strip() for line in read_lines(part[1:])] if part.startswith("@") else [part]
+        for word in filter(None, lines):
+            if not is_code_word(word):
+                raise Usage(
+                    f"--accept-code: {word[:80]!r} is neither a tree nor a commit",
+                    hint="seven digits of one at least: git rev-parse HEAD, or `code` of stoker submit --json",
+                )
+            found[word] = None
+    if len(found) > _MOST_ACCEPTED:
+        raise Usage(f"--accept-code names {len(found):,}; {_MOST_ACCEPTED:,} are the most", hint="name those in use")
+    if words and not found:
+        raise Usage("--accept-code names no code at all", hint="leave it out to accept any")
+    return tuple(found)
 
 
 def _whole(name: str, value: str, *, least: int) -> int:

@@ -11,6 +11,8 @@ from stoker.model.frozen import frozen
 from stoker.model.json_text import dumps, loads
 
 PAUSE = "pause.json"
+PAUSED = "paused"
+"""What everybody's word for a pause begins with, the coordinator's, too."""
 _LARGEST_BYTES = 4096
 
 
@@ -27,7 +29,7 @@ class Pause:
         """Say it in a line."""
         until = "" if self.until_s is None else f" until {datetime.fromtimestamp(self.until_s, UTC):%Y-%m-%d %H:%M} UTC"
         who = f" by {self.by}" if self.by else ""
-        return f"paused{who}{until}"
+        return f"{PAUSED}{who}{until}"
 
 
 def write_pause(state: str, pause: Pause) -> None:

@@ -10,13 +10,14 @@ import queue
 import random
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from stoker.model.clock import Clock
 from stoker.model.errors import BadAnswer, Bug, StokerError
 from stoker.model.fleet_errors import Conflict, NoCoordinator, NotAllowed, StaleLease, VersionSkew
 from stoker.model.frozen import frozen
-from stoker.wire.leasing import Claim, Granted, Hello, LeaseReport, Measured, Renewal
+from stoker.wire.leasing import Claim, Granted, Hello, Holdings, LeaseReport, Measured, Renewal, Welcome
 from stoker.worker.keeper.happenings import Answered, Fatal, Given, Greeted, Happening, Unanswered
 from stoker.worker.keeper.lines import Asking, Lines
 from stoker.worker.shipping.line import is_later
@@ -80,13 +81,16 @@ class Questions:
         clock: Clock,
         report: Callable[[Happening], None],
         new_word: Callable[[], str],
+        holds: Callable[[], Holdings | None] = lambda: None,
     ) -> None:
-        """Make it; `new_word` gives a word that nobody ever used, for each claim."""
+        """Make it; `new_word` gives a word that nobody ever used, for each claim; `holds` what the machine has."""
         self._lines = lines
         self._hello = hello
         self._clock = clock
         self._report = report
         self._new_word = new_word
+        self._holds = holds
+        self._told: Holdings | None = None
         self._chance = random.SystemRandom().random
         self._greeting = Lane("stoker-hello")
         self._claims = Lane("stoker-claims")
@@ -120,6 +124,24 @@ class Questions:
         """Send a heartbeat. What it says is put together when it is sent, for the moment before that."""
         self._beats.put(lambda: self._renew(reports, measured))
 
+    def say_goodbye(self, measured: Callable[[], Measured], *, within_s: float) -> None:
+        """Tell the coordinator that this worker ends in order; who does not hear it in time finds out by itself."""
+
+        def say() -> None:
+            hello = self._hello()
+            with suppress(StokerError):
+                told_as_bug(
+                    lambda: self._lines.words.renew(
+                        Renewal(
+                            worker=hello.worker, incarnation=hello.incarnation, measured=measured(), is_leaving=True
+                        )
+                    )
+                )
+
+        saying = threading.Thread(target=say, name="stoker-goodbye", daemon=True)
+        saying.start()
+        saying.join(within_s)
+
     def close(self) -> None:
         """Ask nothing more."""
         self._is_closed.set()
@@ -132,7 +154,7 @@ class Questions:
         is_told = False
         while not self._is_closed.is_set():
             try:
-                welcome = told_as_bug(lambda: self._lines.words.hello(self._hello()))
+                welcome = told_as_bug(self._say_hello)
             except StokerError as error:
                 if not _is_passing(error):
                     self._report(Fatal(now_s=self._clock.boottime_s(), error=error))
@@ -145,6 +167,19 @@ class Questions:
                 self._report(Greeted(now_s=self._clock.boottime_s(), welcome=welcome))
                 break
         self._is_greeting = False
+
+    def _say_hello(self) -> Welcome:
+        holdings = self._held()
+        welcome = self._lines.words.hello(self._hello().model_copy(update={"holdings": holdings}))
+        self._told = holdings
+        return welcome
+
+    def _held(self) -> Holdings | None:
+        """Give what the machine has; a disk that can't be read now must not silence a heartbeat."""
+        try:
+            return self._holds()
+        except (StokerError, OSError):
+            return self._told
 
     def _claim(self, asked: Asked) -> None:
         if self._open is None:
@@ -194,8 +229,16 @@ class Questions:
             hello, now = self._hello(), measured()
             asked_s = self._clock.boottime_s()
             leases = reports(asked_s)
-            renewal = Renewal(worker=hello.worker, incarnation=hello.incarnation, leases=leases, measured=now)
+            held = self._held()
+            renewal = Renewal(
+                worker=hello.worker,
+                incarnation=hello.incarnation,
+                leases=leases,
+                measured=now,
+                holdings=None if held == self._told else held,
+            )
             answer = self._lines.words.renew(renewal)
+            self._told = held
             tokens = tuple(one.token() for one in leases)
             return Answered(now_s=self._clock.boottime_s(), asked_s=asked_s, tokens=tokens, answer=answer)
 

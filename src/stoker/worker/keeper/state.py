@@ -53,6 +53,8 @@ class LastWord:
     why: str = ""
     reason: str = ""
     """Of a decline: which check failed."""
+    lasts: bool = False
+    """Of a decline: it would fail again."""
 
 
 @frozen
@@ -70,6 +72,10 @@ class Lease:
     end: AttemptEnd | None = None
     is_over: bool = False
     """It ended by our own clock: nothing may be said under it, unless the job keeps on and somebody renews it."""
+    is_hurried: bool = False
+    """It is over, and what ran under it did not stop when it was asked: it was ended then."""
+    say_until_s: float | None = None
+    """Who ends now waits no longer than this for its last word to be heard."""
 
     @property
     def token(self) -> Token:
@@ -77,8 +83,8 @@ class Lease:
 
     @property
     def keeps_on(self) -> bool:
-        """Whether its attempt goes on when nobody can be asked."""
-        return self.grant.on_partition is Partition.KEEP
+        """Whether its attempt goes on when nobody can be asked; what has not started yet has nothing to lose."""
+        return self.grant.on_partition is Partition.KEEP and self.phase is not Phase.STARTING
 
     @property
     def is_harmless(self) -> bool:
@@ -93,7 +99,7 @@ class Leaving(StrEnum):
     SOFTLY = "softly"
     """Everything is given back first."""
     NOW = "now"
-    """Everything is ended, and nobody is told."""
+    """Everything is ended; whoever answers at once is told."""
 
 
 @frozen

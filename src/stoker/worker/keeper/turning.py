@@ -9,9 +9,25 @@ from stoker.model.frozen import changed
 from stoker.model.leases import Token
 from stoker.wire.leasing import Grant
 from stoker.worker.keeper.ending import AttemptEnd
-from stoker.worker.keeper.instructions import AskForWork, CallBack, Exit, Forget, Instruction, Renew, Send, Stop, Tell
+from stoker.worker.keeper.instructions import (
+    AskForWork,
+    CallBack,
+    Exit,
+    Forget,
+    Instruction,
+    Renew,
+    SayNow,
+    Send,
+    Stop,
+    Tell,
+)
 from stoker.worker.keeper.state import Keeping, LastWord, Lease, Leaving, Phase, Word
 
+HURRY_S = 2.0
+"""How long what runs under a lease that is over may take to stop: less than the coordinator waits for before it gives
+the job to another (`FleetTimes.grace_s`)."""
+LAST_MOMENT_S = 1.0
+"""How long who is told to end now waits for the coordinator to hear it."""
 _RANK = {Word.RELEASE: 0, Word.CANCELLED: 1, Word.NOTHING: 2}
 
 
@@ -72,12 +88,24 @@ class Turn:
             self.tell("dropped", lease, why=last.why)
             self.remove(lease)
             return
+        if self.keeping.leaving is Leaving.NOW:
+            self._say_now(lease, last, end)
+            return
         self.put(changed(lease, phase=Phase.SENDING, last=last, end=end))
         self.do(Send(token=lease.token, last=last, end=end))
+
+    def _say_now(self, lease: Lease, last: LastWord, end: AttemptEnd | None) -> None:
+        """Let its last word be said without what belongs to it: a result that did not go in time is made again."""
+        if last.word is Word.FINISH:
+            last = LastWord(word=Word.RELEASE, why="the worker was told to end before its result had gone")
+        until_s = self.now_s + LAST_MOMENT_S
+        self.put(changed(lease, phase=Phase.SENDING, last=last, end=end, say_until_s=until_s))
+        self.do(SayNow(token=lease.token, last=last, end=end))
 
     def look_around(self) -> None:
         """Do what is due: end leases, renew, ask for work, leave."""
         self.end_leases()
+        self._end_waiting()
         keeping = self.keeping
         if keeping.leaving is not Leaving.NO:
             if not keeping.leases and (not keeping.asking or keeping.leaving is Leaving.NOW):
@@ -125,6 +153,8 @@ class Turn:
     def end_leases(self) -> None:
         """Notice which leases are over by our own clock."""
         for held in list(self.keeping.leases.values()):
+            if held.is_over:
+                self._hurry(held)
             if held.is_over or self.now_s < held.ends_s or held.is_harmless:
                 continue
             lease = changed(held, is_over=True)
@@ -134,10 +164,23 @@ class Turn:
             else:
                 self.stop(lease, LastWord(word=Word.NOTHING, why="its lease was not renewed in time"))
 
+    def _hurry(self, lease: Lease) -> None:
+        """End what was asked to stop when its lease ended: somebody else may have its job in a moment."""
+        is_due = lease.phase is Phase.STOPPING and self.now_s >= lease.ends_s + HURRY_S
+        if is_due and not lease.is_hurried:
+            self.put(changed(lease, is_hurried=True))
+            self.do(Stop(token=lease.token, grace_s=0.0))
+
+    def _end_waiting(self) -> None:
+        """Drop what nobody heard in the last moment."""
+        for lease in list(self.keeping.leases.values()):
+            if lease.say_until_s is not None and self.now_s >= lease.say_until_s:
+                self.tell("dropped", lease, why="the coordinator was not to be told in time")
+                self.remove(lease)
+
     def leave(self, code: int, *, softly: bool) -> None:
         self.now_knows(leaving=Leaving.SOFTLY if softly else Leaving.NOW, exit_code=code)
 
 
 def _about(grant: Grant) -> dict[str, Any]:
-    name = f"{grant.name}/{grant.number}" if grant.number else grant.name
-    return {"job": name, "id": grant.job, "attempt": grant.attempt, "epoch": grant.epoch}
+    return {"job": grant.shown, "id": grant.job, "attempt": grant.attempt, "epoch": grant.epoch}

@@ -11,24 +11,33 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from stoker.host.identity import Liveness, ProcessIdentity, is_alive
+from stoker.host.ownership import give_to
 from stoker.host.processes import stop_group
 from stoker.model.clock import Clock
-from stoker.model.errors import Bug, IllegalMove, NotFound, ProcessLost, StokerError
+from stoker.model.errors import Bug, IllegalMove, NotFound, StokerError
 from stoker.model.frozen import frozen
 from stoker.model.ids import attempt_id
 from stoker.wire.leasing import Grant
 from stoker.worker.attempt.assignment import Assignment, JobBrief, LeaseFile
+from stoker.worker.inside.place import Given, Place, place_beside
 from stoker.worker.job_folder import JobFolder
 from stoker.worker.keeper.checking import Refusal, why_not
 from stoker.worker.keeper.ending import AttemptEnd, end_of
 from stoker.worker.keeper.machine import Machine
 from stoker.worker.keeper.nursery import Nursery, Ward
+from stoker.worker.keeper.users import UserPool
+from stoker.worker.preparing.here import Prepared
+from stoker.worker.preparing.missing import Held
+from stoker.worker.preparing.preparing import NotPrepared, Preparing
+from stoker.worker.preparing.telling import Told
+from stoker.worker.program_order import RECIPE
 from stoker.worker.stopping import stop_job
 
 # An attempt's process gives its stages the grace, and gets some for itself.
 _OWN_S = 5.0
 _LOOK_AGAIN_S = 2.0
 _DEVICES_S = 10.0
+_PROGRAM_S = 3.0
 
 
 @frozen
@@ -43,19 +52,36 @@ class Site:
     worker: str
     grace_s: float
     entropy: Callable[[], int]
+    users: UserPool | None = None
+    """Whom programs run as; nothing: the worker's own user."""
+    preparing: Preparing | None = None
+    """Brings code, data and environments; nothing: jobs that need some are declined."""
 
 
 class Underway:
     """One attempt."""
 
-    def __init__(self, site: Site, grant: Grant, lease_file: Callable[[str], LeaseFile]) -> None:
+    def __init__(
+        self,
+        site: Site,
+        grant: Grant,
+        lease_file: Callable[[str], LeaseFile],
+        hear: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Make it; `hear` gets what there is to say before it starts, line by line."""
         self._site = site
+        self.hear = hear
         self.grant = grant
         self._lease_file = lease_file
         self._turn = threading.Lock()
         self._stopped = threading.Event()
         self._ward: Ward | None = None
+        self._prepared = Prepared()
         self.run = ""
+        self.prepared = 0
+        """Grows as long as it gets on with what the attempt needs."""
+        self.says = ""
+        """What it is doing before it starts."""
 
     @property
     def folder(self) -> JobFolder:
@@ -68,14 +94,14 @@ class Underway:
 
     def begin(
         self,
-        ends_s: float,
+        ends_s: Callable[[], float],
         prepare: Callable[[threading.Event], None],
         write_down: Callable[[str, ProcessIdentity], None],
     ) -> ProcessIdentity | Refusal | None:
         """Start it, or say why not; nothing if it was stopped meanwhile.
 
-        `prepare` brings what it goes on from, until its event is set; `write_down` is called before the child knows
-        what to do.
+        `prepare` brings what it goes on from, until its event is set, and may take longer than the lease that was
+        granted: `ends_s` is asked afterwards. `write_down` is called before the child knows what to do.
         """
         site = self._site
         with self._turn:
@@ -86,18 +112,22 @@ class Underway:
                 return refusal
             try:
                 prepare(self._stopped)
-                if self._stopped.is_set():
-                    return None
+                held = None if self._stopped.is_set() else self._bring()
+                if not isinstance(held, Held):
+                    return held
                 child, said_path = site.nursery.take()
             except StokerError as error:
                 return Refusal(reason="start", message=str(error))
             self.run = attempt_id(site.clock.now(), site.entropy())
             lease = self._lease_file(self.run)
-            lease.write(ends_s, self.grant.on_partition)
-            write_down(self.run, child.identity)
             try:
+                self._put_in_place(held, child.identity)
+                lease.write(ends_s(), self.grant.on_partition)
+                write_down(self.run, child.identity)
                 site.nursery.hand(child, self._assignment(lease.path))
-            except ProcessLost as error:
+            except StokerError as error:
+                self._give_user_back()
+                self._leave()
                 site.nursery.dismiss(child)
                 return Refusal(reason="start", message=str(error))
             self._ward = Ward(child.identity, child, said_path)
@@ -109,6 +139,7 @@ class Underway:
         if ward is None:
             raise Bug("an attempt without a process is waited for")
         how = ward.wait(self._site.clock)
+        self._give_user_back()
         written = self.folder.ended()
         said = ward.last_words() if written is None else ""
         return end_of(written, how=", ".join(filter(None, (how, said))))
@@ -126,8 +157,9 @@ class Underway:
             try:
                 self._stop_processes(ward, grace_s)
                 break
-            except ProcessLost:
-                # Nothing is said of it until it is gone: it may hang in a device or on a network disk.
+            except StokerError:
+                # Nothing is said of it until it is gone: it may hang in a device or on a network disk, or its folder
+                # can't be read just now.
                 clock.sleep(_LOOK_AGAIN_S)
                 grace_s = 0.0
         self._see_devices_free(held)
@@ -137,12 +169,60 @@ class Underway:
         """Whether its very process runs."""
         return self._ward is not None and is_alive(self._ward.identity) is Liveness.ALIVE
 
+    def place(self) -> Place:
+        """Give where an operator's command runs beside it. Raises `IllegalMove` if it runs no more."""
+        site, ward = self._site, self._ward
+        if ward is None or not self.is_alive():
+            raise IllegalMove(f"{self.grant.shown} runs no more", state="ended", move="exec")
+        given = Given(
+            folder=self.folder.spec().folder,
+            environment={**site.machine.child_environment(), **self._variables()},
+            secrets=site.machine.secrets(self.grant).values,
+            user=None if site.users is None else site.users.of(self.run),
+        )
+        patience_s = _PROGRAM_S if self.grant.recipe == RECIPE else 0.0
+        return place_beside(ward.identity, given, clock=site.clock, patience_s=patience_s)
+
     def forget(self) -> None:
         """Remove what was only for its time here."""
         if self.run:
             self._lease_file(self.run).remove()
         if self._ward is not None:
             self._ward.forget()
+        self._leave()
+
+    def _bring(self) -> Held | Refusal | None:
+        """Have what it needs brought here, by whatever it takes; nothing if it was stopped meanwhile."""
+        grant, preparing = self.grant, self._site.preparing
+        if not (grant.code_tree or grant.inputs or grant.environment):
+            return Held()
+        if preparing is None:
+            return Refusal(reason="preparing", message="this worker brings neither code nor data")
+        before = self.prepared
+
+        def heed(told: Told) -> None:
+            self.prepared = max(self.prepared, before + told.count)
+            self.says = told.says or self.says
+            self.hear(told.line)
+
+        answer = preparing.prepare(grant, self._stopped, heed)
+        if isinstance(answer, NotPrepared):
+            return Refusal(reason=answer.reason, message=answer.message, lasts=answer.lasts)
+        return answer
+
+    def _put_in_place(self, held: Held, child: ProcessIdentity) -> None:
+        if self._site.preparing is not None:
+            here = self._site.preparing.here
+            self._prepared = here.put_in_place(self.grant, self.run, held)
+            if self._site.users is not None and self._prepared.workspace:
+                give_to(self._site.users.take(self.run), self._prepared.workspace)
+            here.mark(self.grant, self.run, child, self._prepared)
+
+    def _leave(self) -> None:
+        """Remove what was made for it alone."""
+        if self._site.preparing is not None and self.run:
+            with suppress(StokerError):
+                self._site.preparing.here.leave(self.grant, self.run, self._prepared)
 
     def _stop_processes(self, ward: Ward, grace_s: float) -> None:
         clock = self._site.clock
@@ -158,26 +238,41 @@ class Underway:
         while self._site.machine.is_held(self.grant, held) and clock.monotonic_s() < until_s:
             clock.sleep(0.1)
 
+    def _give_user_back(self) -> None:
+        if self._site.users is not None:
+            self._site.users.give_back(self.run)
+
     def _assignment(self, lease_path: str) -> Assignment:
-        site, token = self._site, self.grant.token()
+        site, prepared = self._site, self._prepared
+        ready = prepared.ready
         return Assignment(
-            job=_brief(self.grant),
+            job=_brief(self.grant, prepared.folder(self.grant), site.machine.python_beside(self.grant)),
+            secrets=dict(site.machine.secrets(self.grant).values),
+            paths=dict(prepared.paths),
+            facts=prepared.facts(self.grant),
+            python={} if ready is None else ready.facts(),
             run=self.run,
             lease_path=lease_path,
             coordinator=site.coordinator,
             worker=site.worker,
             grace_s=site.grace_s,
-            environment={
-                **site.machine.variables(self.grant),
-                "STOKER_TOKEN": token.to_text(),
-                "STOKER_JOB": self.grant.job,
-                "STOKER_JOB_NAME": self.grant.name,
-                **({} if self.grant.seed is None else {"STOKER_SEED": str(self.grant.seed)}),
-            },
+            run_as={} if site.users is None else site.users.take(self.run).to_dict(),
+            environment=self._variables(),
         )
 
+    def _variables(self) -> dict[str, str]:
+        grant = self.grant
+        return {
+            **self._site.machine.variables(grant),
+            **self._prepared.variables(grant),
+            "STOKER_TOKEN": grant.token().to_text(),
+            "STOKER_JOB": grant.job,
+            "STOKER_JOB_NAME": grant.name,
+            **({} if grant.seed is None else {"STOKER_SEED": str(grant.seed)}),
+        }
 
-def _brief(grant: Grant) -> JobBrief:
+
+def _brief(grant: Grant, folder: str, python: str) -> JobBrief:
     return JobBrief(
         job=grant.job,
         attempt=grant.attempt,
@@ -189,9 +284,9 @@ def _brief(grant: Grant) -> JobBrief:
         point=grant.point,
         recipe=grant.recipe,
         schema_version=grant.schema_version,
-        args=grant.args,
+        args={**grant.args, "python": python} if python else grant.args,
         seed=grant.seed,
-        folder=grant.folder,
+        folder=folder,
         timeout_s=grant.timeout_s,
         devices=list(grant.devices),
         is_shared=grant.is_shared,

@@ -7,9 +7,12 @@ from typing import Any
 from stoker.plan.status import read_status
 from stoker.store.local import LocalStore
 from stoker.wire.leasing import Finish, Grant
+from stoker.worker.config_paper import read_config
 from stoker.worker.job_folder import JobFolder
 from stoker.worker.keeper.ending import AttemptEnd
-from stoker.worker.reordering import read_config, trials_of_job
+from stoker.worker.preparing.here import data_facts
+from stoker.worker.python_paper import read_python
+from stoker.worker.reordering import trials_of_job
 from stoker.worker.shipping.sending import Archive
 from stoker.worker.story import tell
 from stoker.worker.trials import KnownMetrics, TrialEnd, end_of
@@ -42,8 +45,12 @@ def _facts(grant: Grant, folder: JobFolder, told: TrialEnd, worker: str) -> dict
         "run": folder.attempt,
         "devices": list(grant.devices),
         "environment": folder.environment(),
+        "python": read_python(folder),
+        "code_tree": grant.code_tree,
+        "commit": grant.commit,
+        "data": data_facts(grant),
         "was_known": told.is_kept,
         "peak_bytes": told.peak_bytes,
         "peak_gpu_bytes": told.peak_gpu_bytes,
     }
-    return {name: value for name, value in facts.items() if value not in (None, [], {}, False)}
+    return {name: value for name, value in facts.items() if value not in (None, "", [], {}, False)}

@@ -8,6 +8,7 @@ this machine has itself, if it is as new, stays; so does a folder in which someb
 from __future__ import annotations
 
 import os
+from typing import BinaryIO, cast
 
 from stoker.host.durable import open_regular, remove_tree, sync_dir, translated
 from stoker.host.identity import Liveness, is_alive, mine
@@ -18,6 +19,7 @@ from stoker.model.frozen import frozen
 from stoker.plan.checkpoints import Checkpoint, choose_checkpoint
 from stoker.plan.scratch import KeepOut, decide_scratch, hand_over, look_at, scratch_path
 from stoker.store.bundle.unpacking import unpack
+from stoker.store.trees import Heed
 from stoker.wire.leasing import CheckpointBody
 from stoker.worker.shipping.line import Passage
 from stoker.worker.shipping.receiving import receive
@@ -54,10 +56,13 @@ def decide_arrival(granted: CheckpointBody, own: Checkpoint | None, *, works_the
     return Take()
 
 
-def bring_checkpoint(passage: Passage, granted: CheckpointBody, scratch_root: str, *, run_id: str) -> Arrived:
+def bring_checkpoint(
+    passage: Passage, granted: CheckpointBody, scratch_root: str, *, run_id: str, heed: Heed = lambda _: None
+) -> Arrived:
     """Fetch a granted checkpoint and put it where the attempt will look; before the attempt starts.
 
-    `run_id` is only what the folder says of who left it. Raises what fetching and unpacking raise, `NotVerified` if the
+    `run_id` is only what the folder says of who left it; `heed` is told of every byte of the archive twice, as it comes
+    and as it is unpacked. Raises what fetching and unpacking raise, `NotVerified` if the
     checkpoint is not what it says: an attempt may still start without it, from the beginning.
     """
     if not is_digest(granted.scratch):
@@ -69,11 +74,11 @@ def bring_checkpoint(passage: Passage, granted: CheckpointBody, scratch_root: st
     if isinstance(decision, Leave):
         return Arrived(is_placed=False, why=decision.why)
     arriving = os.path.join(scratch_root, _ARRIVING)
-    path = receive(passage, granted.archive_sha256, granted.size_bytes, arriving)
+    path = receive(passage, granted.archive_sha256, granted.size_bytes, arriving, heed=heed)
     folder = os.path.join(arriving, f"{key}-{os.urandom(6).hex()}")
     try:
         with translated(path), open_regular(path) as archive:
-            unpacked = unpack(archive, folder)
+            unpacked = unpack(cast("BinaryIO", _Heeded(archive, heed)), folder)
         if unpacked.tree.digest() != granted.tree:
             raise NotVerified(f"checkpoint {granted.tree[:12]} unpacks to another tree", hint="it begins anew")
         choice = choose_checkpoint(folder, key)
@@ -87,6 +92,19 @@ def bring_checkpoint(passage: Passage, granted: CheckpointBody, scratch_root: st
         remove_tree(path)
     at = "" if granted.step is None else f" of step {granted.step}"
     return Arrived(is_placed=True, why=f"the checkpoint{at} that an earlier attempt left")
+
+
+class _Heeded:
+    """A file of which somebody hears how far it was read."""
+
+    def __init__(self, file: BinaryIO, heed: Heed) -> None:
+        self._file = file
+        self._heed = heed
+
+    def read(self, at_most_bytes: int) -> bytes:
+        data = self._file.read(at_most_bytes)
+        self._heed(len(data))
+        return data
 
 
 def _who_works_in(scratch: str, run_id: str, clock: Clock) -> str:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from stoker.host.acting_as import acting_as_owner
 from stoker.host.durable import translated, writing
 from stoker.model.artifacts import TreeEntry
 from stoker.model.digests import Digest, digest_bytes
@@ -43,11 +44,12 @@ def pack_checkpoint(scratch: str, checkpoint: Checkpoint, said: Mapping[str, Any
     name = os.path.relpath(checkpoint.path, os.path.realpath(scratch))
     index = dumps({"v": 1, "checkpoints": [dict(said)]}).encode()
     about = TreeEntry(INDEX, len(index), digest_bytes(index))
-    sources = [Source(entry=about, data=index), *_sources(checkpoint.path, name)]
+    with acting_as_owner(scratch):
+        sources = [Source(entry=about, data=index), *_sources(checkpoint.path, name)]
     path = os.path.join(spool, f"checkpoint-{key[:16]}.tar.zst")
     with translated(path):
         os.makedirs(spool, mode=0o700, exist_ok=True)
-    with writing(path, mode=0o600) as file:
+    with writing(path, mode=0o600) as file, acting_as_owner(scratch):
         bundle = pack(sources, file)
     archive = Archive(path=path, tree=bundle.tree_digest, sha256=bundle.archive_sha256, size_bytes=bundle.archive_bytes)
     return PackedCheckpoint(archive=archive, key=key, step=checkpoint.step, file=name)

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable
 
+from stoker.host.acting_as import acting_as_owner
 from stoker.host.durable import remove_tree
 from stoker.model.clock import Clock
 from stoker.model.digests import Digest, is_digest
@@ -86,6 +87,7 @@ class CheckpointShipper:
         """
         with self._turn:
             for scratch, look in self._news():
+                owner = _owner(scratch)
                 try:
                     if not self._ship_from(scratch):
                         return self._every_s
@@ -96,6 +98,9 @@ class CheckpointShipper:
                 except (StokerError, OSError) as error:
                     if isinstance(error, StokerError) and is_later(error):
                         return self._pauses.failed()
+                    if _owner(scratch) != owner:
+                        # It was taken back from the user who worked in it, under our hands.
+                        return 0.0
                     self._tell(f"a checkpoint was not brought to the coordinator: {error}")
                 self._seen[scratch] = look
         return self._every_s
@@ -151,7 +156,8 @@ class CheckpointShipper:
 
     def _ship_from(self, scratch: str) -> bool:
         """Pack, send and point; False if somebody said stop on the way."""
-        choice = choose_checkpoint(scratch, Digest(os.path.basename(scratch)))
+        with acting_as_owner(scratch):
+            choice = choose_checkpoint(scratch, Digest(os.path.basename(scratch)))
         for why in choice.refused:
             self._tell(f"a checkpoint is not brought to the coordinator: {why}")
         if choice.checkpoint is None:
@@ -179,6 +185,13 @@ class CheckpointShipper:
         finally:
             remove_tree(packed.archive.path)
         return True
+
+
+def _owner(path: str) -> int | None:
+    try:
+        return os.lstat(path).st_uid
+    except OSError:
+        return None
 
 
 def _look(path: str) -> _Look | None:

@@ -11,9 +11,10 @@ import os
 from typing import Any
 
 from stoker.host.durable import open_regular, remove_tree, translated
+from stoker.host.names import name_fault, shown_name
 from stoker.model.clock import Clock
 from stoker.model.digests import Digest, is_digest
-from stoker.model.errors import BadInput, NotFound, NotVerified
+from stoker.model.errors import BadAnswer, NotFound, NotVerified
 from stoker.model.frozen import frozen
 from stoker.store.bundle.unpacking import unpack
 from stoker.store.local import Found, LocalStore
@@ -50,7 +51,7 @@ class FleetResult:
             raise NotFound(f"the result of {name} was pruned", hint=f"stoker jobs requeue {name} makes it again")
         tree, archive = str(bundle.get("tree", "")), str(bundle.get("archive_sha256", ""))
         if not (is_digest(tree) and is_digest(archive)):
-            raise BadInput(f"the coordinator tells no digest of the result of {name}")
+            raise BadAnswer(f"the coordinator tells no digest of the result of {name}", hint="ask whoever runs it")
         size_bytes = int(bundle.get("size_bytes", 0))
         return cls(
             name=name,
@@ -61,6 +62,17 @@ class FleetResult:
             recipe=recipe,
             machine=machine,
         )
+
+
+def folder_name(name: str) -> str:
+    """Give a name for a folder back. A coordinator has no business anywhere but below the folder that was asked for."""
+    fault = name_fault(name)
+    if fault:
+        raise BadAnswer(
+            f"the coordinator has a job that no folder can be called by: {shown_name(name)}: {fault}",
+            hint="ask whoever runs it",
+        )
+    return name
 
 
 def fetch_result(

@@ -68,16 +68,11 @@ class Mirror:
         self._thread: threading.Thread | None = None
         self.ended_by: StokerError | None = None
         """Why nothing will be shipped any more: most often that the job is somebody else's now."""
-        self.shipped_bytes = 0
 
     def begin(self) -> None:
         """Start to ship, beside whatever else happens."""
         self._thread = threading.Thread(target=self._run, name="stoker-mirror", daemon=True)
         self._thread.start()
-
-    def nudge(self) -> None:
-        """Look now and not in half a second."""
-        self._bell.set()
 
     @property
     def troubles(self) -> tuple[str, ...]:
@@ -188,7 +183,6 @@ class Mirror:
                 file.trouble = str(error)
             else:
                 self._pauses.worked()
-                self.shipped_bytes += len(data)
                 file.lies_there(there)
         return not file.trouble
 

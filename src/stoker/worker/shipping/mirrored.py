@@ -13,11 +13,16 @@ from collections.abc import Callable
 from stoker.host.durable import translated
 from stoker.model.errors import BadAnswer
 from stoker.model.printable import one_line
+from stoker.model.units import format_size
 from stoker.wire.client import FleetClient
 from stoker.worker.job_folder import JobFolder
 
 _PIECE_BYTES = 4 * 1024 * 1024
+# What an honest coordinator keeps of one attempt, and more.
+_MOST_BYTES = 8 << 30
+_MOST_FILES = 20_000
 _FIRST = "job.json"
+_ASK = "ask whoever runs it"
 
 
 def story_files(path: str) -> bool:
@@ -41,6 +46,7 @@ class Mirrored:
         self._top = tempfile.mkdtemp(prefix="stoker-fleet-")
         self.folder = JobFolder(os.path.join(self._top, f"{job[:12]}-{attempt}"))
         self._sizes: dict[str, int] = {}
+        self._came_bytes = 0
         self._newest = ""
         self._has_looked = False
         self.is_over = False
@@ -56,6 +62,8 @@ class Mirrored:
             has_come = self._take(self._newest or _FIRST, wait_s=wait_s) > 0
         listed = self._client.files(self._job, attempt=self.attempt)
         self._has_looked = True
+        if len(listed.files) > _MOST_FILES:
+            raise BadAnswer(f"the coordinator lists {len(listed.files):,} files of one attempt", hint=_ASK)
         for file in listed.files:
             while self._wants(file.path) and self._sizes.get(file.path, 0) < file.size_bytes:
                 if not self._take(file.path):
@@ -78,6 +86,9 @@ class Mirrored:
             self._job, path, attempt=self.attempt, offset=at, limit=_PIECE_BYTES, wait_s=wait_s
         )
         if piece.data:
+            self._came_bytes += len(piece.data)
+            if self._came_bytes > _MOST_BYTES:
+                raise BadAnswer(f"the coordinator sends more than {format_size(_MOST_BYTES)} of one attempt", hint=_ASK)
             self._append(path, piece.data)
             self._sizes[path] = at + len(piece.data)
             self._newest = path

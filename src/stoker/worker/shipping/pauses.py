@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from stoker.model.retry import pause_s
+
 FIRST_S = 0.2
 LONGEST_S = 15.0
-_MOST_DOUBLINGS = 20
 
 
 class Pauses:
@@ -27,7 +28,5 @@ class Pauses:
 
     def failed(self) -> float:
         """Give how long to wait before it is tried again."""
-        longest_s = min(self._longest_s, self._first_s * 2.0 ** min(self._failures, _MOST_DOUBLINGS))
         self._failures += 1
-        # Never at once: somebody who answers quickly and always no would be asked all the time.
-        return longest_s * (0.5 + 0.5 * self._chance())
+        return pause_s(self._failures - 1, self._chance(), first_s=self._first_s, longest_s=self._longest_s)

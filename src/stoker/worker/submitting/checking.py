@@ -6,7 +6,8 @@ submitting does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from stoker.config.caret import fault_at
@@ -24,7 +25,10 @@ from stoker.worker.submitting.recipe_form import RecipeForm
 
 OLDER_MODES = ("oracle", "realistic")
 """Ways of training that manifests of the older sort name, for recipes that do not declare their own."""
-_OF_PROGRAMS = ("data", "outputs", "env", "python")
+_OF_PROGRAMS = ("data", "outputs", "env", "python", "code", "include")
+
+
+_TELLING_APART = ("split_recipe", "train_hosts")
 
 
 class Checked(NamedTuple):
@@ -101,14 +105,16 @@ class JobChecks:
             hyper = self._with_seed(given, form, hyper, swept, reading)
         if entry.mode:
             hyper, mode = self._with_mode(given, entry, form, hyper, reading)
-        for key in ("split_recipe", "train_hosts"):
-            if given.get(key):
+        for key in _TELLING_APART:
+            if given.values.get(key):
                 self._remark(form, key)
         values, faults = form.filled(hyper, swept)
         for fault in faults:
             note_value_fault(given, fault, reading)
         sweep = self._check_sweep(job, form, reading) if job.sweep is not None else None
-        return Checked(job=job, entry=entry, form=form, values=values, said=_tops(hyper, swept), sweep=sweep, mode=mode)
+        return Checked(
+            job=job, entry=entry, form=form, values=values, said=_tops(tuple(hyper), swept), sweep=sweep, mode=mode
+        )
 
     def _with_seed(
         self, given: Given, form: RecipeForm, hyper: Mapping[str, Any], swept: Sequence[str], reading: Reading
@@ -233,5 +239,6 @@ def _below(fault: Fault, key: str) -> Fault:
     return Fault(f"{where}{colon}{key}.{path}", fault.message, fault.hint, fault.shown)
 
 
-def _tops(hyper: Iterable[str], swept: Iterable[str]) -> tuple[str, ...]:
+@lru_cache(maxsize=1024)
+def _tops(hyper: tuple[str, ...], swept: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(path.partition(".")[0] for path in (*hyper, *swept)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,26 +20,39 @@ from stoker.plan.code_identity import CodeIdentity
 from stoker.wire.orders import MOST_JOBS, HostPolicy, JobOrder
 from stoker.worker.ordering import Desk
 from stoker.worker.submitting.checking import Checked, JobChecks, count_of, note_value_fault
-from stoker.worker.submitting.orders import Orders
+from stoker.worker.submitting.data_inputs import DataInputs
+from stoker.worker.submitting.orders import Orders, code_shipments
 from stoker.worker.submitting.program_orders import ProgramOrders
 from stoker.worker.submitting.recipe_orders import RecipeOrders, Shared
 from stoker.worker.submitting.shapes import Shapes
+from stoker.worker.submitting.submitted_code import CodeWishes, SubmittedCode
 
-_BESIDE_VALUES = ("data", "env", "outputs", "python")
+_BESIDE_VALUES = ("data", "env", "include", "outputs", "python")
+_OF_ITS_OWN = frozenset({"name", "hyper", "sweep", "seed"})
+"""What of a job tells it from others of its sort."""
 
 
-def read_orders(path: str, *, desk: Desk, code: CodeIdentity, known: Known | None = None, name: str = "") -> Orders:
+def read_orders(
+    path: str,
+    *,
+    desk: Desk,
+    code: CodeIdentity,
+    known: Known | None = None,
+    name: str = "",
+    wishes: CodeWishes | None = None,
+) -> Orders:
     """Read a manifest into orders. Files are looked for from its folder; `name` is what it is called in faults.
 
     Raises `ManifestFaults` with everything that is wrong in it, or `LocalFile` if it can't be read at all. `known` are
-    the names that it may refer to; unless told, the recipes that are installed here.
+    the names that it may refer to; unless told, the recipes that are installed here. `wishes` are about the code of its
+    programs, which is packed (`Orders.packed`) and has to be sent before they are submitted.
     """
     path = os.path.abspath(path)
     known = Known(recipes=known_recipes(desk.catalogue), jobs=None) if known is None else known
 
     def make(jobs: Sequence[ReadJob], hosts: tuple[HostEntry, ...], reading: Reading) -> Orders:
         # Each time anew: a file with faults is read twice.
-        making = _Making(changed(desk, folder=os.path.dirname(path)), code, reading)
+        making = _Making(changed(desk, folder=os.path.dirname(path)), code, reading, wishes)
         return making.orders(jobs, hosts, source=path)
 
     with _not_collecting():
@@ -67,13 +80,16 @@ def known_recipes(catalogue: Catalogue) -> tuple[str, ...] | None:
 class _Making:
     """One manifest on its way."""
 
-    def __init__(self, desk: Desk, code: CodeIdentity, reading: Reading) -> None:
+    def __init__(self, desk: Desk, code: CodeIdentity, reading: Reading, wishes: CodeWishes | None) -> None:
         self._folder = desk.folder
         self._reading = reading
         self._checks = JobChecks(desk.catalogue, desk.folder)
-        self._recipes = RecipeOrders(desk, Shapes(desk, code))
-        self._programs = ProgramOrders(desk)
+        self._inputs = DataInputs(desk)
+        self._recipes = RecipeOrders(desk, Shapes(desk, code), self._inputs)
+        self._code = SubmittedCode(desk, wishes)
+        self._programs = ProgramOrders(desk, self._code, self._inputs)
         self._first: dict[str, JobOrder] = {}
+        self._sorts: dict[tuple[Any, ...], Shared] = {}
         self._merged = 0
 
     def orders(self, jobs: Sequence[ReadJob], hosts: tuple[HostEntry, ...], *, source: str) -> Orders:
@@ -85,11 +101,20 @@ class _Making:
             for one in checked:
                 made += self._orders_of(one)
         self._reading.sort()
-        notes = [*self._checks.notes, *self._programs.notes]
+        packed = self._code.packed
+        notes = [*self._checks.notes, *self._programs.notes, *(note for one in packed for note in one.notes)]
         if self._merged:
             points = "1 point means" if self._merged == 1 else f"{self._merged:,} points mean"
             notes.append(f"{points} the same as an earlier one of the same sweep, and is left out")
-        return Orders(jobs=tuple(made), hosts=tuple(map(_policy_of, hosts)), notes=tuple(notes), source=source)
+        policies = tuple(map(_policy_of, hosts))
+        return Orders(
+            jobs=tuple(made),
+            hosts=policies,
+            notes=tuple(notes),
+            source=source,
+            packed=packed,
+            shipments=(*code_shipments(packed), *self._inputs.shipments),
+        )
 
     def _are_few_enough(self, checked: Sequence[Checked]) -> bool:
         total = 0
@@ -109,8 +134,22 @@ class _Making:
         if not checked.is_good:
             making.look_at(checked, note)
             return []
-        shared = _shared(checked.entry, self._folder)
+        shared = self._shared(checked)
         return [order for order in making.of(checked, shared, note) if self._is_first(order, checked)]
+
+    def _shared(self, checked: Checked) -> Shared:
+        """Give what a job's orders have in common, the same object to all jobs that say the same but for their own."""
+        sort = tuple(
+            [
+                (key, repr(value), Mapping) if isinstance(value, Mapping) else (key, value)
+                for key, value in checked.job.given.values.items()
+                if key not in _OF_ITS_OWN
+            ]
+        )
+        shared = self._sorts.get(sort)
+        if shared is None:
+            shared = self._sorts[sort] = _shared(checked.entry, self._folder)
+        return shared
 
     def _is_first(self, order: JobOrder, checked: Checked) -> bool:
         """Say whether no job before is the same; if one of another name is, that is a fault."""
@@ -143,8 +182,7 @@ class _Making:
 
 
 def _shared(entry: JobEntry, folder: str) -> Shared:
-    # A point is given also where there is none: a default that is a map is copied for every order.
-    shared: dict[str, Any] = {"name": entry.name, "folder": folder, "priority": entry.priority, "point": {}}
+    shared: dict[str, Any] = {"folder": folder, "priority": entry.priority}
     # Most say nothing of these, and what is not said need not be checked ten thousand times.
     for key in ("allowed_hosts", "prefer_hosts", "after", "secrets", "train_hosts", "split_recipe"):
         value = getattr(entry, key)

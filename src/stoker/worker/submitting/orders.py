@@ -2,8 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from stoker.host.http.addresses import is_this_computer, read_address
+from stoker.model.artifacts import Tree
 from stoker.model.frozen import frozen
+from stoker.store.records import Record
 from stoker.wire.orders import HostPolicy, JobOrder, OnChangedCode, Submission
+from stoker.worker.submitting.packing import Packed
+
+
+@frozen
+class Shipment:
+    """A tree that machines of the fleet need for these jobs, and where its files lie here."""
+
+    what: str
+    """`code`, or the variable or argument that it is for."""
+    tree: Tree
+    digest: str
+    """The tree's own."""
+    root: str
+    """The folder that the tree's paths begin at."""
+    is_data: bool = False
+    """Workers of this same machine read it where it lies."""
+    record: Record | None = None
+    """Of a thing of this machine's store, its record: its files lie there, and not below `root`."""
+
+
+def code_shipments(packed: Iterable[Packed]) -> tuple[Shipment, ...]:
+    """Give projects' code as what has to be sent."""
+    return tuple(Shipment(what="code", tree=one.tree, digest=one.digest, root=one.project.root) for one in packed)
 
 
 @frozen
@@ -16,6 +44,15 @@ class Orders:
     """What a person should know before they run."""
     source: str = ""
     """The manifest's whole path, or the command line."""
+    packed: tuple[Packed, ...] = ()
+    """The code of programs among them: the coordinator has to have it before they are submitted."""
+    shipments: tuple[Shipment, ...] = ()
+    """Every tree that the jobs name and that lies here."""
+
+    def to_send(self, url: str) -> tuple[Shipment, ...]:
+        """Give what has to be with the coordinator at an address. Data stays where all machines are this one."""
+        is_here_alone = url.startswith("http://") and is_this_computer(read_address(url).origin.host)
+        return tuple(one for one in self.shipments if not (one.is_data and is_here_alone))
 
     def submission(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 from collections.abc import Mapping
 
-from stoker.hardware.detecting import host_name
+from stoker.hardware.host_name import host_name
 
 
 def who_asks(environment: Mapping[str, str]) -> str:

@@ -1,7 +1,8 @@
 """Orders for jobs that are programs: words filled, files digested, data found.
 
-What such a job is: its words and parameters, what its data holds, and the folder that it runs in; nobody knows what it
-reads beside that, and the same words elsewhere may be another program's. Its own code is recorded, not part of the id.
+What such a job is: its words and parameters, what its data holds, and the project that it belongs to; nobody knows what
+it reads beside that, and the same words elsewhere may be another program's. Its own code goes along as a tree, and is
+recorded, no part of the id.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from stoker.config.by_platform import ANY, is_version
 from stoker.config.label import label_of
-from stoker.config.manifest import JobEntry
+from stoker.config.manifest import CodePlace, JobEntry
 from stoker.config.sweep import Point, points
 from stoker.host.interpreter import is_bare_python
 from stoker.model.errors import ArgsFaults, Fault, Faults, StokerError
@@ -20,15 +22,21 @@ from stoker.model.ids import job_id
 from stoker.model.requirements import Wish
 from stoker.model.resources import Needs
 from stoker.plan.recipe import Recipe
-from stoker.wire.orders import JobOrder, RequirementsBody, job_order
+from stoker.wire.orders import EnvironmentChoice, JobOrder, RequirementsBody, job_order
 from stoker.worker.ordering import Desk
 from stoker.worker.program_files import ProgramFiles
 from stoker.worker.submitting.checking import Checked
+from stoker.worker.submitting.data_inputs import DataInput, DataInputs
+from stoker.worker.submitting.environment_choices import Chosen, EnvironmentChoices
+from stoker.worker.submitting.program_alike import ProgramAlike
 from stoker.worker.submitting.recipe_orders import Note, Shared, with_all
 from stoker.worker.submitting.requiring import required_of_entry
+from stoker.worker.submitting.submitted_code import SubmittedCode
 
 DATA = "(data)"
 """Under this the digests of a program's data stand in its identity; no argument can be called so."""
+PROJECT = "project"
+"""Under this the project stands there; where it lies is nothing to a program."""
 FOUND_ANYWHERE: Mapping[str, Any] = {"code": {}, "machine_gpus": 0, "machine_cpus": 1}
 """Arguments that the worker finds out for its own machine."""
 
@@ -41,7 +49,8 @@ class _Program:
     settings: Mapping[str, Any]
     data: Mapping[str, str]
     """Digests by variable."""
-    env: str
+    environment: tuple[EnvironmentChoice, ...]
+    project: str
     split_recipe: Any
     train_hosts: tuple[str, ...]
 
@@ -49,13 +58,16 @@ class _Program:
 class ProgramOrders:
     """Makes them."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, code: SubmittedCode, inputs: DataInputs) -> None:
         self._desk = desk
+        self._inputs = inputs
+        self._code = code
         self._files: dict[str, ProgramFiles] = {}
         self._notes: dict[str, None] = {}
         # Ten thousand jobs name the same few files: each is looked at once, and the same for all of them.
         self._digests: dict[str, str] = {}
         self._scripts: dict[str, bool] = {}
+        self._environments = EnvironmentChoices(desk.folder)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -68,28 +80,47 @@ class ProgramOrders:
         if program is None:
             return
         data = self._data(entry, note)
-        self._look_at(entry, note)
+        chosen = self._look_at(entry, note)
         requirements = required_of_entry(entry, checked.job.given.values, Needs())
-        settings = _settings(entry, {name: path for name, (path, _) in data.items()}, requirements)
-        shared = {**shared, "requirements": requirements, "mode": checked.mode}
+        settings = _settings(entry, {name: one.body.path for name, one in data.items()}, requirements)
+        code = self._code_of(entry, chosen, note)
+        if code is None:
+            return
+        shared = {**shared, **code, **_read_by(data), "requirements": requirements, "mode": checked.mode}
         making = _Program(
             recipe=checked.form.recipe,
             settings=settings,
-            data={name: digest for name, (_, digest) in data.items()},
-            env=entry.env,
+            data={name: one.digest for name, one in data.items()},
+            environment=chosen.choices,
+            project=shared["project"],
             split_recipe=entry.split_recipe,
             train_hosts=entry.train_hosts,
         )
-        files = self._files.get(program.folder)
-        if files is None:
-            files = self._files[program.folder] = ProgramFiles(program.folder)
+        files = self._files_of(program.folder)
+        alike: ProgramAlike | None = None
         try:
             for number, point in enumerate(points(checked.sweep) if checked.sweep is not None else (Point(()),), 1):
                 varied = {path: choice.value for path, choice in point.choices}
                 texts = {path: choice.text for path, choice in point.choices}
-                args = program.args(settings, with_all(checked.values, varied), texts, files)
-                place = {"number": number, "label": label_of(varied.items()), "point": varied} if varied else {}
-                yield self._order(making, args, {**shared, **place})
+                place = {"name": entry.name, "number": 0, "label": "", "point": {}}
+                if varied:
+                    place = {"name": entry.name, "number": number, "label": label_of(varied.items()), "point": varied}
+                order = alike.order(varied, texts, place) if alike is not None else None
+                if order is None:
+                    params = with_all(checked.values, varied)
+                    args = program.args(settings, params, texts, files)
+                    order = self._order(making, args, {**shared, **place})
+                    if alike is None and varied:
+                        alike = ProgramAlike(
+                            order,
+                            making.recipe,
+                            program,
+                            checked.values,
+                            files,
+                            split_recipe=entry.split_recipe,
+                            train_hosts=entry.train_hosts,
+                        )
+                yield order
         except Faults as error:
             for fault in error.faults:
                 note(Fault(fault.where.removeprefix("."), fault.message, fault.hint))
@@ -103,12 +134,13 @@ class ProgramOrders:
 
     def _order(self, making: _Program, args: Mapping[str, Any], shared: Shared) -> JobOrder:
         recipe = making.recipe
-        values, faults = recipe.args.check({**args, **FOUND_ANYWHERE}, owner="")
+        values, faults = recipe.args.check({**args, **FOUND_ANYWHERE, "folder": making.project}, owner="")
         if faults:
             raise ArgsFaults(str(faults[0]), faults=tuple(faults))
         code = {name: self._digest(path) for name, path in args["code"].items()}
-        if making.env:
-            code[making.env] = self._digest(self._whole(making.env))
+        code |= {one.path: one.digest for one in making.environment if one.path and one.kind != "python"}
+        if making.environment:
+            shared = {**shared, "environment": making.environment}
         identity = program_identity(recipe, values, making.data, self._digest)
         return job_order(
             id=job_id(
@@ -127,28 +159,43 @@ class ProgramOrders:
             **shared,
         )
 
-    def _data(self, entry: JobEntry, note: Note) -> dict[str, tuple[str, str]]:
-        """Give the whole path and the digest of each thing that a job reads."""
+    def _files_of(self, folder: str) -> ProgramFiles:
+        if folder not in self._files:
+            self._files[folder] = ProgramFiles(folder)
+        return self._files[folder]
+
+    def _code_of(self, entry: JobEntry, chosen: Chosen, note: Note) -> dict[str, Any] | None:
+        """Give the fields that say which code a job is; nothing after noting what is wrong with it."""
+        try:
+            is_in_place = entry.code is CodePlace.IN_PLACE
+            return self._code.of(include=entry.include, needed=chosen.files, is_in_place=is_in_place)
+        except Faults as error:
+            for fault in error.faults:
+                note(Fault("", str(fault), fault.hint or error.hint))
+        except StokerError as error:
+            note(Fault("include" if error.message.startswith("include:") else "", error.message, error.hint))
+        return None
+
+    def _data(self, entry: JobEntry, note: Note) -> dict[str, DataInput]:
+        """Give each thing that a job reads, by its variable."""
         found = {}
         for name, text in entry.data.items():
-            path = self._whole(text)
             try:
-                found[name] = (path, self._digest(path))
+                found[name] = self._inputs.of(f"env:{name}", text)
             except StokerError as error:
-                message = error.message if os.path.exists(path) else f"there is nothing at {text}"
-                note(Fault(f"data.{name}", message, error.hint if os.path.exists(path) else ""))
+                note(Fault(f"data.{name}", error.message, error.hint))
         return found
 
-    def _look_at(self, entry: JobEntry, note: Note) -> None:
-        if entry.env:
-            if not os.path.isfile(self._whole(entry.env)):
-                note(Fault("env", f"there is no file {entry.env}"))
-            self._notes[f"env is written down, and not installed yet: a worker's own python runs {entry.name}"] = None
+    def _look_at(self, entry: JobEntry, note: Note) -> Chosen:
+        chosen = self._environments.of(entry.env, {} if own_python(entry) else entry.python)
+        for fault in chosen.faults:
+            note(fault)
         first, *rest = entry.command
         script = next((word for word in rest if not word.startswith("-")), "")
         is_script = is_bare_python(os.path.basename(first)) and script.endswith(".py") and "{" not in script
         if is_script and not self._is_there(script):
             self._notes[f"{entry.name}: there is no {script} in {self._desk.folder}"] = None
+        return chosen
 
     def _is_there(self, script: str) -> bool:
         if script not in self._scripts:
@@ -160,25 +207,33 @@ class ProgramOrders:
             self._digests[path] = self._desk.digest(path)
         return self._digests[path]
 
-    def _whole(self, text: str) -> str:
-        home = self._desk.environment.get("HOME", "~")
-        return self._desk.from_here(text.replace("~", home, 1) if text.startswith("~") else text)
-
 
 def program_identity(
     recipe: Recipe, values: Mapping[str, Any], data: Mapping[str, str], digest_of: Callable[[str], str]
 ) -> dict[str, Any]:
-    """Give what of a program's arguments belongs to its id."""
+    """Give what of a program's arguments belongs to its id; their `folder` is the project's identity."""
     identity = recipe.args.identity(values, digest_of)
     if data:
-        identity["env"] = {name: value for name, value in identity["env"].items() if name not in data}
         identity[DATA] = dict(data)
-    return identity if values["inputs"] else {**identity, "folder": values["folder"]}
+    return identity if values["inputs"] else {**identity, PROJECT: values["folder"]}
+
+
+def _read_by(data: Mapping[str, DataInput]) -> dict[str, Any]:
+    return {"inputs": tuple(one.body for one in data.values())} if data else {}
+
+
+def own_python(entry: JobEntry) -> str:
+    """Give the interpreter that a job names for all machines alike; empty if it has choices, or none."""
+    said = entry.python.get(ANY, "") if len(entry.python) == 1 else ""
+    return "" if is_version(said) else said
 
 
 def _settings(entry: JobEntry, data: Mapping[str, str], requirements: RequirementsBody) -> dict[str, Any]:
     """Give a manifest's words as the recipe `command` takes them."""
-    settings: dict[str, Any] = {"outputs": entry.outputs, "env": dict(data), "python": entry.python}
+    settings: dict[str, Any] = {"outputs": entry.outputs, "python": own_python(entry)}
+    # What has no path here gets one on each machine.
+    if paths := {name: path for name, path in data.items() if path}:
+        settings["data"] = paths
     if requirements.wish is Wish.NEVER:
         settings["gpus"] = 0
     elif requirements.wish is Wish.REQUIRE:

@@ -29,6 +29,7 @@ class RecipeForm:
         specs = recipe.args.specs
         self._required = [spec for name, spec in specs.items() if name not in self.base]
         self._with_paths = [name for name, value in self.base.items() if specs[name].type.paths(value)]
+        self._own: dict[tuple[str, ...], list[str]] = {}
         self._suggested = 0
 
     def takes(self, name: str) -> bool:
@@ -71,9 +72,12 @@ class RecipeForm:
         fixed = [name for name in self.base if name not in self._with_paths]
         return self.identity(self.base, fixed, _no_path)
 
-    def own(self, names: Iterable[str]) -> list[str]:
+    def own(self, names: tuple[str, ...]) -> list[str]:
         """Give which arguments a job that says these has of its own."""
-        return [*dict.fromkeys((*names, *self._with_paths))]
+        known = self._own.get(names)
+        if known is None:
+            known = self._own[names] = [*dict.fromkeys((*names, *self._with_paths))]
+        return known
 
     def identity(
         self, values: Mapping[str, Any], names: Iterable[str], digest_of: Callable[[str], str]

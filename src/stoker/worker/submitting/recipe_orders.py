@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 from stoker.config.label import label_of
 from stoker.config.sweep import points
 from stoker.model.errors import Fault, Faults, StokerError
-from stoker.model.ids import job_id
-from stoker.wire.orders import JobOrder, RequirementsBody, job_order
+from stoker.model.ids import JobIds
+from stoker.plan.recipe import Recipe
+from stoker.wire.orders import InputBody, JobOrder, RequirementsBody, job_order, order_alike
+from stoker.worker.attempt.inputs import places_of
 from stoker.worker.ordering import Desk
 from stoker.worker.submitting.checking import Checked
+from stoker.worker.submitting.data_inputs import DataInputs
 from stoker.worker.submitting.recipe_form import RecipeForm
-from stoker.worker.submitting.requiring import ABOUT_MACHINES, required_of_entry
+from stoker.worker.submitting.requiring import required_of_entry
 from stoker.worker.submitting.shapes import Shape, Shapes
 
 Shared = Mapping[str, Any]
@@ -34,39 +37,39 @@ class Wanted(NamedTuple):
     """One that is not among the arguments already."""
     split_recipe: Any = None
     train_hosts: tuple[str, ...] = ()
+    firsts: dict[int, JobOrder] | None = None
+    """By shape, the first order that was made of this; others that are shared by as much are like it."""
 
 
 class RecipeOrders:
     """Makes them."""
 
-    def __init__(self, desk: Desk, shapes: Shapes) -> None:
+    def __init__(self, desk: Desk, shapes: Shapes, inputs: DataInputs) -> None:
         self._desk = desk
+        self._inputs = inputs
         self._shapes = shapes
-        self._required: dict[Any, RequirementsBody] = {}
         self._identities: dict[str, dict[str, Any]] = {}
         self._whole: dict[str, str] = {}
+        self._ids: dict[tuple[str, str, int, tuple[str, ...]], tuple[JobIds, Any]] = {}
+        self._sorts: dict[Any, tuple[Wanted, Shared]] = {}
 
     def of(self, checked: Checked, shared: Shared, note: Note) -> Iterator[JobOrder]:
-        """Give the orders of a manifest's job; what is wrong with its files, or shows when it compiles, is noted."""
-        entry = checked.entry
-        wanted = Wanted(
-            form=checked.form,
-            said=checked.said,
-            required=partial(self._required_of, checked),
-            mode=checked.mode,
-            split_recipe=entry.split_recipe,
-            train_hosts=entry.train_hosts,
-        )
+        """Give the orders of a manifest's job; what is wrong with its files, or shows when it compiles, is noted.
+
+        Jobs that come with one and the same `shared` are of one sort: they differ in their names and values alone.
+        """
+        wanted = self._wanted(checked, shared)
+        place = {"name": checked.entry.name, "number": 0, "label": "", "point": {}}
         if checked.sweep is None:
-            order = self.order(wanted, checked.values, shared, note)
+            order = self.order(wanted, checked.values, shared, note, place)
             if order is not None:
                 yield order
             return
         try:
             for number, point in enumerate(points(checked.sweep), 1):
                 varied = {path: choice.value for path, choice in point.choices}
-                place = {**shared, "number": number, "label": label_of(varied.items()), "point": varied}
-                order = self.order(wanted, with_all(checked.values, varied), place, note)
+                at = {**place, "number": number, "label": label_of(varied.items()), "point": varied}
+                order = self.order(wanted, with_all(checked.values, varied), shared, note, at)
                 if order is None:
                     # What is wrong with one point's files is wrong with the job.
                     return
@@ -84,8 +87,15 @@ class RecipeOrders:
             for fault in self._shapes.of(form.recipe, args, said).faults:
                 note(fault)
 
-    def order(self, wanted: Wanted, values: Mapping[str, Any], shared: Shared, note: Note) -> JobOrder | None:
-        """Give the order for checked values; nothing after noting what is wrong."""
+    def order(
+        self,
+        wanted: Wanted,
+        values: Mapping[str, Any],
+        shared: Shared,
+        note: Note,
+        place: Mapping[str, Any] | None = None,
+    ) -> JobOrder | None:
+        """Give the order for checked values; nothing after noting what is wrong. `place` is its own beside `shared`."""
         form = wanted.form
         args = self._with_whole_paths(form, values, wanted.said)
         shape = self._shapes.of(form.recipe, args, wanted.said)
@@ -95,28 +105,53 @@ class RecipeOrders:
             return None
         try:
             own = self._identity(wanted, values, args, shape)
+            inputs = self._inputs_of(form.recipe, args, wanted.said, shape) if shape.files else ()
         except StokerError as error:
             note(Fault("", error.message, error.hint))
             return None
-        identity = {**self._base_identity(form), **own}
-        return job_order(
-            id=job_id(
-                recipe=form.name,
-                schema_version=form.recipe.version,
-                args=identity,
-                mode=wanted.mode,
-                split_recipe=wanted.split_recipe,
-                train_hosts=wanted.train_hosts,
-            ),
+        made: dict[str, Any] = {
+            "id": self._ids_of(wanted).of(own),
+            "args": args,
+            "identity": {**self._base_identity(form), **own},
+        }
+        if inputs:
+            made["inputs"] = inputs
+        if place is not None:
+            made.update(place)
+        first = wanted.firsts.get(id(shape)) if wanted.firsts is not None else None
+        if first is not None:
+            return order_alike(first, made)
+        order = job_order(
+            **made,
             recipe=form.name,
             schema_version=form.recipe.version,
-            args=args,
-            identity=identity,
             mode=wanted.mode,
             code={form.name: shape.code},
             requirements=wanted.required(shape),
             **shared,
         )
+        if wanted.firsts is not None:
+            wanted.firsts[id(shape)] = order
+        return order
+
+    def _wanted(self, checked: Checked, shared: Shared) -> Wanted:
+        """Give what a job is beside its values, made once for all of its sort."""
+        key = (id(shared), id(checked.form), checked.said, checked.mode)
+        known = self._sorts.get(key)
+        if known is None:
+            entry = checked.entry
+            wanted = Wanted(
+                form=checked.form,
+                said=checked.said,
+                required=partial(_required_of, checked),
+                mode=checked.mode,
+                split_recipe=entry.split_recipe,
+                train_hosts=entry.train_hosts,
+                firsts={},
+            )
+            # What is kept is no other thing's id.
+            known = self._sorts[key] = (wanted, shared)
+        return known[0]
 
     def _with_whole_paths(self, form: RecipeForm, values: Mapping[str, Any], said: tuple[str, ...]) -> dict[str, Any]:
         """Give values whose paths are whole: what is meant from one folder has to be found from any."""
@@ -147,6 +182,34 @@ class RecipeOrders:
             own = {name: self._digested(value, shape.files) for name, value in own.items()}
         return own
 
+    def _inputs_of(
+        self, recipe: Recipe, args: Mapping[str, Any], said: tuple[str, ...], shape: Shape
+    ) -> tuple[InputBody, ...]:
+        """Give the files and folders among a job's own arguments: they go where it goes."""
+        own = {name: args[name] for name in said}
+        found = dict(places_of(recipe, own))
+        # A text that a stage reads as a file is one.
+        found |= {f"arg:{name}": value for name, value in own.items() if type(value) is str and value in shape.files}
+        return tuple(self._inputs.at(where, path).body for where, path in found.items() if path in shape.files)
+
+    def _ids_of(self, wanted: Wanted) -> JobIds:
+        """Give what makes the ids of such jobs."""
+        key = (wanted.form.name, wanted.mode, id(wanted.split_recipe), wanted.train_hosts)
+        known = self._ids.get(key)
+        if known is None:
+            form = wanted.form
+            ids = JobIds(
+                recipe=form.name,
+                schema_version=form.recipe.version,
+                args=self._base_identity(form),
+                mode=wanted.mode,
+                split_recipe=wanted.split_recipe,
+                train_hosts=wanted.train_hosts,
+            )
+            # What is kept is no other thing's id.
+            known = self._ids[key] = (ids, wanted.split_recipe)
+        return known[0]
+
     def _base_identity(self, form: RecipeForm) -> dict[str, Any]:
         """Give what of a recipe's defaults belongs to the id of every job of it."""
         if form.name not in self._identities:
@@ -162,15 +225,6 @@ class RecipeOrders:
             return {key: self._digested(item, files) for key, item in value.items()}
         return value
 
-    def _required_of(self, checked: Checked, shape: Shape) -> RequirementsBody:
-        said = checked.job.given.values
-        wishes = tuple((key, said[key]) for key in said if key in ABOUT_MACHINES)
-        key = (wishes, id(shape))
-        found = self._required.get(key)
-        if found is None:
-            found = self._required[key] = required_of_entry(checked.entry, said, shape.needs)
-        return found
-
     def _found(self, text: str) -> str:
         """Give the whole path of what a text names, if there is such a file; else the text."""
         if text not in self._whole:
@@ -178,6 +232,10 @@ class RecipeOrders:
             path = self._desk.from_here(text.replace("~", home, 1) if text.startswith("~/") else text)
             self._whole[text] = path if os.path.exists(path) else text
         return self._whole[text]
+
+
+def _required_of(checked: Checked, shape: Shape) -> RequirementsBody:
+    return required_of_entry(checked.entry, checked.job.given.values, shape.needs)
 
 
 def with_all(values: Mapping[str, Any], varied: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from stoker.config.by_platform import ANY, is_version
 from stoker.model.errors import ArgsFaults, Fault
-from stoker.model.frozen import frozen
+from stoker.model.frozen import fresh, frozen
 from stoker.model.ids import job_id
 from stoker.model.units import parse_duration
 from stoker.plan.code_identity import CodeIdentity
@@ -14,12 +15,15 @@ from stoker.plan.recipe import Recipe
 from stoker.wire.orders import JobOrder, job_order
 from stoker.worker.ordering import Batch, Desk, Draft, Made, check_name
 from stoker.worker.program_order import FOUND
-from stoker.worker.submitting.orders import Orders
+from stoker.worker.submitting.data_inputs import DataInputs, typed_inputs
+from stoker.worker.submitting.environment_choices import Chosen, EnvironmentChoices
+from stoker.worker.submitting.orders import Orders, code_shipments
 from stoker.worker.submitting.program_orders import FOUND_ANYWHERE, program_identity
 from stoker.worker.submitting.recipe_form import RecipeForm
 from stoker.worker.submitting.recipe_orders import RecipeOrders, Wanted
 from stoker.worker.submitting.requiring import required_of_needs, required_of_program
 from stoker.worker.submitting.shapes import Shapes
+from stoker.worker.submitting.submitted_code import CodeWishes, SubmittedCode
 
 
 @frozen
@@ -32,6 +36,8 @@ class Wishes:
     attempts: int = 1
     timeout_s: float | None = None
     allowed_hosts: tuple[str, ...] = ()
+    env: Mapping[str, str] = fresh(factory=dict)
+    """Platform → file that a program's environment is made from; "" is any other platform."""
 
     def fields(self) -> dict[str, Any]:
         """Give them as an order's fields."""
@@ -46,20 +52,44 @@ class Wishes:
 
 
 def orders_of_draft(
-    draft: Draft, *, desk: Desk, code: CodeIdentity, wishes: Wishes | None = None, source: str = ""
+    draft: Draft,
+    *,
+    desk: Desk,
+    code: CodeIdentity,
+    wishes: Wishes | None = None,
+    source: str = "",
+    code_wishes: CodeWishes | None = None,
 ) -> Orders:
-    """Make the orders of a composed configuration. Raises `ArgsFaults` and what making its trials raises."""
+    """Make the orders of a composed configuration, a program's with its code packed (`Orders.packed`).
+
+    Raises `ArgsFaults`, what making its trials raises and what packing raises.
+    """
     check_name(draft.name)
     batch = desk.make_trials(draft)
     shapes = Shapes(desk, code)
-    shared = {"name": draft.name, "folder": desk.folder, **(wishes or Wishes()).fields()}
+    wishes = wishes or Wishes()
+    shared = {"name": draft.name, "folder": desk.folder, **wishes.fields()}
     is_sweep = len(batch.made) > 1
     places = [_place(one, is_sweep=is_sweep) for one in batch.made]
+    packing, inputs = SubmittedCode(desk, code_wishes), DataInputs(desk)
     if draft.program is not None:
-        jobs = _program_jobs(draft.recipe, batch, places, shared, desk=desk, shapes=shapes)
+        ways = _Ways(desk.folder, wishes.env, draft.recipe)
+        jobs = _program_jobs(
+            draft.recipe, batch, places, shared, desk=desk, shapes=shapes, ways=ways, packing=packing, inputs=inputs
+        )
     else:
-        jobs = _recipe_jobs(draft.recipe, batch, places, shared, making=RecipeOrders(desk, shapes))
-    return Orders(jobs=tuple(jobs), notes=batch.notes, source=source)
+        if wishes.env:
+            fault = Fault("env", "only a program has an environment of its own", "leave --env out")
+            raise _refused(draft.recipe, [fault])
+        jobs = _recipe_jobs(draft.recipe, batch, places, shared, making=RecipeOrders(desk, shapes, inputs))
+    notes = (*batch.notes, *(note for one in packing.packed for note in one.notes))
+    return Orders(
+        jobs=tuple(jobs),
+        notes=notes,
+        source=source,
+        packed=packing.packed,
+        shipments=(*code_shipments(packing.packed), *inputs.shipments),
+    )
 
 
 def _recipe_jobs(
@@ -78,7 +108,7 @@ def _recipe_jobs(
     return jobs
 
 
-def _program_jobs(
+def _program_jobs(  # noqa: PLR0913 - what they are made of, and by whom
     recipe: Recipe,
     batch: Batch,
     places: list[dict[str, Any]],
@@ -86,15 +116,23 @@ def _program_jobs(
     *,
     desk: Desk,
     shapes: Shapes,
+    ways: _Ways,
+    packing: SubmittedCode,
+    inputs: DataInputs,
 ) -> list[JobOrder]:
     settings = tuple(name for name in recipe.args.specs if name not in FOUND)
     jobs = []
     for one, place in zip(batch.made, places, strict=True):
         values = {**one.args, **FOUND_ANYWHERE}
+        chosen = ways.of(values)
+        environment = chosen.choices
+        code = packing.of(needed=chosen.files)
+        values["folder"] = code["project"]
+        data, read = typed_inputs(inputs, values, desk.folder)
         shape = shapes.of(recipe, values, settings)
         if shape.faults:
             raise _refused(recipe, list(shape.faults))
-        identity = program_identity(recipe, values, {}, desk.digest)
+        identity = program_identity(recipe, values, data, desk.digest)
         timeout_s = shared["timeout_s"] or (parse_duration(values["timeout"]) if values["timeout"] else None)
         jobs.append(
             job_order(
@@ -103,12 +141,34 @@ def _program_jobs(
                 schema_version=recipe.version,
                 args=values,
                 identity=identity,
-                code=dict(batch.code),
+                code={**batch.code, **{way.path: way.digest for way in environment if way.kind != "python"}},
+                environment=environment,
+                inputs=tuple(read),
                 requirements=required_of_program(values),
-                **{**shared, **place, "timeout_s": timeout_s},
+                **{**shared, **place, **code, "timeout_s": timeout_s},
             )
         )
     return jobs
+
+
+class _Ways:
+    """The ways to a program's interpreter, by what is said of it."""
+
+    def __init__(self, project: str, env: Mapping[str, str], recipe: Recipe) -> None:
+        self._env = env
+        self._recipe = recipe
+        self._choices = EnvironmentChoices(project)
+
+    def of(self, values: dict[str, Any]) -> Chosen:
+        """Give them; a version that `python` asks for is then one of them, and no path."""
+        python = str(values.get("python") or "")
+        if not self._env and not is_version(python):
+            return Chosen()
+        chosen = self._choices.of(self._env, {ANY: python} if python else {})
+        if chosen.faults:
+            raise _refused(self._recipe, list(chosen.faults))
+        values["python"] = ""
+        return chosen
 
 
 def _place(made: Made, *, is_sweep: bool) -> dict[str, Any]:

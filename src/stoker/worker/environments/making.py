@@ -1,0 +1,345 @@
+"""Environments made: looked up in milliseconds, built by uv once while others wait, remembered where they can't be.
+
+What is looked up reads a few small files. What is built runs in a process group of its own; whoever stops waiting for
+it stops it, and if this process is killed, the next one that wants the environment ends what is left of it first.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from typing import Any
+
+from stoker.hardware.interpreters import read_interpreter
+from stoker.host.durable import read_regular, write_file
+from stoker.host.identity import ProcessIdentity
+from stoker.host.interpreter import find_python
+from stoker.host.lockfile import Lock, read_owner
+from stoker.host.processes import stop_group
+from stoker.model.clock import Clock
+from stoker.model.errors import BadInput, LockHeld, StokerError
+from stoker.model.frozen import changed
+from stoker.model.json_text import dumps, loads
+from stoker.model.platforms import Platform, tag_of
+from stoker.model.printable import one_line
+from stoker.wire.environments import choose, why_none
+from stoker.wire.orders import EnvironmentChoice
+from stoker.worker.environments.answers import Answer, Failed, Impossible, Ready
+from stoker.worker.environments.building import Build, build, lay_out, packages_in, size_of, uv_of
+from stoker.worker.environments.interpreters import Interpreters, Python
+from stoker.worker.environments.pruning import prune
+from stoker.worker.environments.shelf import FORGET_S, Shelf, key_of
+from stoker.worker.environments.sources import LOCK, gather
+from stoker.worker.environments.uv import Diagnosis, Trouble, diagnose, find_uv, without_secrets
+from stoker.worker.environments.versions import fits
+
+Say = Callable[[str], None]
+"""Takes a line for the job's log."""
+PYTHON = "python"
+_OWN_FORGET_S = 600.0
+"""An interpreter that was not there is looked for again after so long: somebody may have put it there."""
+_LOOK_EVERY_S = 0.25
+_TELL_EVERY_S = 0.5
+_LARGEST_BYTES = 1 << 20
+_LONGEST_LINE = 300
+
+
+class Maker:
+    """Finds and makes environments on this machine."""
+
+    def __init__(  # noqa: PLR0913 - a machine, and what may be done on it
+        self,
+        *,
+        shelf: Shelf,
+        environment: Mapping[str, str],
+        own_prefix: str,
+        clock: Clock,
+        own_base: str = getattr(sys, "_base_executable", "") or sys.executable,
+        only_wheels: bool = False,
+        keep_bytes: int | None = None,
+    ) -> None:
+        """Make it.
+
+        Where jobs run as other users than we do, `only_wheels` keeps their projects from running code as us. After each
+        build, environments that were used longest ago go until the rest takes `keep_bytes`; nothing: all stay.
+        """
+        self.shelf = shelf
+        self._only_wheels = only_wheels
+        self._keep_bytes = keep_bytes
+        self.interpreters = Interpreters(
+            os.path.join(shelf.folder, "interpreters.json"), environment=environment, own_base=own_base, clock=clock
+        )
+        self._environment = environment
+        self._own_prefix = own_prefix
+        self._clock = clock
+
+    @cached_property
+    def platform(self) -> Platform:
+        """This machine."""
+        about = os.uname()
+        return self.interpreters.platform(about.sysname, about.machine, _libc())
+
+    def told(self) -> dict[str, Any]:
+        """Give what a worker says of its environments, as fields of `wire.leasing.Holdings`."""
+        kept = self.shelf.all_kept()
+        return {
+            "platform": self.platform.name,
+            "libc": self.platform.libc,
+            "pythons": self.platform.pythons,
+            "environments": tuple(dict.fromkeys(one.digest for one in reversed(kept)))[:1000],
+            "impossible": self.shelf.all_refused(self.platform.pythons),
+            "builds_s": {one.digest: one.seconds for one in kept},
+        }
+
+    def look(self, choices: Sequence[EnvironmentChoice], *, folder: str = "/") -> Ready | Impossible | None:
+        """Say how a job's environment stands here, without making anything; nothing: it has to be made.
+
+        `folder` is where the program will run: a path of `python` may be relative to it.
+        """
+        choice = choose(choices, self.platform)
+        if choice is None:
+            return Impossible(digest="", why=why_none(choices, self.platform))
+        if choice.kind == PYTHON:
+            return self._own(choice, folder)
+        ready = self.shelf.find(choice.digest, key_of(choice.digest, self.platform))
+        if ready is not None and self._is_of_its_python(ready):
+            self.shelf.use(ready.key)
+            return ready
+        return self.shelf.refused(choice.digest, self.platform.pythons)
+
+    def _is_of_its_python(self, ready: Ready) -> bool:
+        """Say whether what it was made of is still that: another version there finds none of its packages."""
+        base = next((one for one in self.interpreters.all() if one.path == ready.base), None)
+        return base is None or tag_of(base.version) == tag_of(ready.version)
+
+    def make(
+        self,
+        choices: Sequence[EnvironmentChoice],
+        *,
+        project: str,
+        say: Say,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> Answer:
+        """Give the environment of a job whose code lies in `project`; it is made if it is not there.
+
+        While somebody else makes it, his last line is said. `Failed` if `is_stopped` says so meanwhile.
+        """
+        found = self.look(choices, folder=project)
+        if found is not None:
+            return found
+        choice = choose(choices, self.platform)
+        if choice is None:
+            return Impossible(digest="", why=why_none(choices, self.platform))
+        key = key_of(choice.digest, self.platform)
+        try:
+            lock = self._locked(choice, key, say, is_stopped)
+            if lock is None:
+                return Failed(digest=choice.digest, why="it was stopped")
+            try:
+                found = self.look(choices, folder=project)
+                return found or self._make(choice, key, project, say, is_stopped)
+            finally:
+                lock.release()
+        except StokerError as error:
+            return Failed(digest=choice.digest, why=error.message)
+
+    def _locked(self, choice: EnvironmentChoice, key: str, say: Say, is_stopped: Callable[[], bool]) -> Lock | None:
+        path = self.shelf.lock_path(key)
+        self.shelf.make_locks()
+        lock = Lock(path, f"builds {choice.path}", wait_s=0.0, clock=self._clock)
+        told = ""
+        while not is_stopped():
+            try:
+                lock.acquire(_LOOK_EVERY_S if told else 0.0)
+            except LockHeld:
+                owner = read_owner(path)
+                who = f"process {owner.identity.pid}" if owner is not None else "somebody"
+                line = self._progress(key).get("line", "")
+                news = f"{who} builds {choice.path}{f': {line}' if line else ''}"
+                if news != told:
+                    say(news)
+                    told = news
+            else:
+                return lock
+        return None
+
+    def _make(
+        self, choice: EnvironmentChoice, key: str, project: str, say: Say, is_stopped: Callable[[], bool]
+    ) -> Answer:
+        """Make it. The caller has its lock."""
+        began_s = self._clock.monotonic_s()
+        self._end_leftover(key)
+        work = self._planned(choice, key, project)
+        if not isinstance(work, Build):
+            return work
+        found = self._built(work, key, say, is_stopped)
+        if found is not None and found.trouble is Trouble.IMPOSSIBLE:
+            other = self._other(work)
+            if other is not None:
+                say(f"{found.why}; {other.version} may do better")
+                work = changed(work, base=other)
+                found = self._built(work, key, say, is_stopped)
+        if is_stopped():
+            return Failed(digest=choice.digest, why="it was stopped")
+        if found is None:
+            return self._keep(choice, key, work, self._clock.monotonic_s() - began_s)
+        if found.trouble is Trouble.IMPOSSIBLE:
+            return self._refuse(choice.digest, found.why)
+        return Failed(digest=choice.digest, why=found.why)
+
+    def _built(self, work: Build, key: str, say: Say, is_stopped: Callable[[], bool]) -> Diagnosis | None:
+        """Build it with one interpreter; says what went wrong."""
+        say(f"builds {work.sources.path} for {self.platform.name} with Python {work.base.version}")
+        heard = _Heard(say, self._progress_path(key), self._clock)
+        ended = build(work, heard=heard, is_stopped=is_stopped, clock=self._clock)
+        where = f"{self.platform.machine} {tag_of(work.base.version)}"
+        return diagnose(ended.lines, ended.exit_code, where=where) if ended.exit_code else None
+
+    def _planned(self, choice: EnvironmentChoice, key: str, project: str) -> Build | Impossible | Failed:
+        """Lay its files out and choose its interpreter; or say why it can't be."""
+        uv = find_uv(self._own_prefix, self._environment)
+        if not uv:
+            return Failed(digest=choice.digest, why="there is no uv here, beside Stoker or on PATH")
+        try:
+            sources = gather(project, choice.path, python=choice.python, extras=choice.extras)
+        except BadInput as error:
+            return Failed(digest=choice.digest, why=error.message)
+        if sources.digest != choice.digest:
+            return Failed(digest=choice.digest, why=f"{choice.path} is not the one that was submitted")
+        chosen = self.interpreters.fitting(lambda version: fits(version, sources.python))
+        if chosen is None:
+            return self._refuse(choice.digest, self._no_python(sources.python))
+        self.shelf.remove(key)
+        folder = os.path.join(self.shelf.place(key), "project")
+        lay_out(sources, project, folder)
+        return Build(
+            uv=uv,
+            sources=sources,
+            folder=folder,
+            venv=self.shelf.venv(key),
+            base=chosen,
+            environment=self._environment,
+            only_wheels=self._only_wheels,
+        )
+
+    def _other(self, failed: Build) -> Python | None:
+        """Give another interpreter, for which a lock has all wheels, if there is one."""
+        if failed.sources.kind != LOCK:
+            return None
+        # Here alone: mostly the first one does, and this loads a library.
+        from stoker.worker.environments.lock_file import read_lock  # noqa: PLC0415
+        from stoker.worker.environments.wheels import why_impossible  # noqa: PLC0415
+
+        with open(os.path.join(failed.folder, failed.sources.path), encoding="utf-8-sig") as file:
+            lock = read_lock(file.read())
+        for one in self.interpreters.all():
+            alone = changed(self.platform, pythons=(one.version,))
+            missing = why_impossible(lock, alone, wish=failed.sources.python, extras=failed.sources.extras)
+            if not missing and one.version != failed.base.version:
+                return one
+        return None
+
+    def _keep(self, choice: EnvironmentChoice, key: str, work: Build, seconds: float) -> Ready:
+        venv = self.shelf.venv(key)
+        ready = Ready(
+            digest=choice.digest,
+            key=key,
+            interpreter=os.path.join(venv, "bin", "python"),
+            version=work.base.version,
+            base=work.base.path,
+            packages=packages_in(venv),
+            local=work.sources.local,
+            uv=uv_of(venv),
+            seconds=round(seconds, 3),
+            size_bytes=size_of(venv),
+        )
+        self.shelf.keep(ready)
+        with suppress(OSError):
+            os.unlink(self._progress_path(key))
+        if self._keep_bytes is not None:
+            prune(self.shelf, keep_bytes=self._keep_bytes, clock=self._clock)
+        return ready
+
+    def _own(self, choice: EnvironmentChoice, folder: str) -> Ready | Impossible:
+        """Find the machine's own interpreter."""
+        if not choice.path:
+            chosen = self.interpreters.fitting(lambda version: fits(version, choice.python))
+            if chosen is None:
+                return self._refuse(choice.digest, self._no_python(choice.python), for_s=_OWN_FORGET_S)
+            packages = packages_in(os.path.dirname(os.path.dirname(chosen.path)))
+            return Ready(digest="", key="", interpreter=chosen.path, version=chosen.version, packages=packages)
+        try:
+            found = find_python(choice.path, folder=folder, environment=self._environment, own_prefix=self._own_prefix)
+        except StokerError as error:
+            return self._refuse(choice.digest, error.message, for_s=_OWN_FORGET_S)
+        told = read_interpreter(found.path, self._environment.get("HOME", ""))
+        packages = packages_in(os.path.dirname(os.path.dirname(found.path)))
+        return Ready(digest="", key="", interpreter=found.path, version=told.version, packages=packages)
+
+    def _no_python(self, wish: str) -> str:
+        return f"no Python that is {wish or 'any'}: it has {', '.join(self.platform.pythons) or 'none'}"
+
+    def _refuse(self, digest: str, why: str, *, for_s: float = FORGET_S) -> Impossible:
+        found = Impossible(digest=digest, why=one_line(why, _LONGEST_LINE))
+        if digest and self.shelf.refused(digest, self.platform.pythons) != found:
+            self.shelf.refuse(found, self.platform.pythons, for_s=for_s)
+        return found
+
+    def _end_leftover(self, key: str) -> None:
+        """End what is left of a builder that was killed: its uv would write into what we make."""
+        told = self._progress(key).get("group")
+        if isinstance(told, dict):
+            with suppress(KeyError, TypeError, ValueError):
+                stop_group(ProcessIdentity.from_dict(told), grace_s=0.0, clock=self._clock)
+
+    def _progress(self, key: str) -> dict[str, Any]:
+        try:
+            told = loads(read_regular(self._progress_path(key), _LARGEST_BYTES))
+        except (OSError, ValueError):
+            return {}
+        return told if isinstance(told, dict) else {}
+
+    def _progress_path(self, key: str) -> str:
+        return os.path.join(self.shelf.place(key), "building.json")
+
+
+class _Heard:
+    """What uv says, on its way to the job's log and to those who wait."""
+
+    def __init__(self, say: Say, path: str, clock: Clock) -> None:
+        self._say = say
+        self._path = path
+        self._clock = clock
+        self._group: dict[str, object] = {}
+        self._told_s = float("-inf")
+
+    def started(self, group: ProcessIdentity) -> None:
+        """Write down whose group it is, before anybody needs to know."""
+        self._group = group.to_dict()
+        self._tell("")
+
+    def line(self, text: str) -> None:
+        clean = one_line(without_secrets(text), _LONGEST_LINE)
+        if clean:
+            self._say(clean)
+            if self._clock.monotonic_s() - self._told_s >= _TELL_EVERY_S:
+                self._tell(clean)
+
+    def _tell(self, line: str) -> None:
+        self._told_s = self._clock.monotonic_s()
+        with suppress(StokerError):
+            write_file(self._path, dumps({"group": self._group, "line": line}).encode())
+
+
+def _libc() -> str:
+    """Give this machine's C library: `glibc 2.36`."""
+    try:
+        said = os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (ValueError, OSError):
+        said = ""
+    if said:
+        return said
+    return "musl" if os.path.exists(f"/lib/ld-musl-{os.uname().machine}.so.1") else ""

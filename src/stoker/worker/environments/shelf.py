@@ -1,0 +1,210 @@
+"""The folder of environments: which are ready, which can't be, who uses one. One small file decides: `ready.json`.
+
+envs/KEY/ready.json      last of all, so an environment without it is none
+envs/KEY/venv/           what uv made
+envs/KEY/project/        the files that it was made from
+envs/KEY/building.json   who makes it, and the process group of its uv
+envs/KEY/in-use/         a mark for every process that runs in it
+envs/locks/KEY           held while it is made or taken away
+envs/impossible/DIGEST   why it can't be made here, and for which interpreters that was found
+envs/interpreters.json   the machine's interpreters, as they were asked last
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from stoker.host.durable import read_regular, remove_tree, translated, write_file
+from stoker.host.identity import Liveness, ProcessIdentity, is_alive
+from stoker.model.clock import Clock
+from stoker.model.digests import digest_value, is_digest
+from stoker.model.errors import StokerError
+from stoker.model.frozen import fields_of, frozen
+from stoker.model.json_text import dumps, loads
+from stoker.model.platforms import Platform
+from stoker.worker.environments.answers import Impossible, Ready
+
+FORMAT = 1
+FORGET_S = 24 * 3600.0
+"""What was impossible is tried again after so long."""
+_LARGEST_BYTES = 4 << 20
+_MOST_TOLD = 1000
+
+
+@frozen
+class Kept:
+    """One environment that is there, for whoever prunes."""
+
+    key: str
+    digest: str
+    size_bytes: int
+    seconds: float
+    used_s: float
+    """When it was used last."""
+
+
+def key_of(digest: str, platform: Platform) -> str:
+    """Name an environment on machines of a platform. Its files, its Python and our recipe are in the digest."""
+    return str(digest_value("environment", [digest, platform.name, platform.libc.partition(" ")[0]]))
+
+
+class Shelf:
+    """All environments of one machine."""
+
+    def __init__(self, folder: str, *, clock: Clock) -> None:
+        self.folder = folder
+        self._clock = clock
+
+    def place(self, key: str) -> str:
+        """Give an environment's folder."""
+        return os.path.join(self.folder, key)
+
+    def venv(self, key: str) -> str:
+        """Give where its interpreter and packages are."""
+        return os.path.join(self.folder, key, "venv")
+
+    def lock_path(self, key: str) -> str:
+        """Give the file that is locked while it is made."""
+        return os.path.join(self.folder, "locks", key)
+
+    def make_locks(self) -> None:
+        """Make the folder of locks."""
+        place = os.path.join(self.folder, "locks")
+        with translated(place):
+            os.makedirs(place, exist_ok=True)
+
+    def find(self, digest: str, key: str) -> Ready | None:
+        """Give an environment that is ready: named so, and with its interpreter."""
+        ready = self._read(key)
+        if ready is None or ready.digest != digest or not os.access(ready.interpreter, os.X_OK):
+            return None
+        return ready
+
+    def keep(self, ready: Ready) -> None:
+        """Say that an environment is there, after everything of it is."""
+        told = {"v": FORMAT, **fields_of(ready)}
+        write_file(self._ready_path(ready.key), dumps(told, indent=1).encode())
+        with suppress(OSError):
+            os.unlink(self._impossible_path(ready.digest))
+
+    def use(self, key: str) -> None:
+        """Say that it is used now."""
+        now_s = self._clock.wall_s()
+        with suppress(OSError):
+            os.utime(self._ready_path(key), (now_s, now_s))
+
+    def mark(self, key: str, owner: ProcessIdentity, name: str) -> None:
+        """Say that a process runs in it: it is not taken away while that lives. `name` is unique to the use."""
+        place = os.path.join(self.place(key), "in-use")
+        with translated(place):
+            os.makedirs(place, exist_ok=True)
+        write_file(os.path.join(place, name), dumps(owner.to_dict()).encode())
+        self.use(key)
+
+    def unmark(self, key: str, name: str) -> None:
+        """Say that it has ended."""
+        with suppress(OSError):
+            os.unlink(os.path.join(self.place(key), "in-use", name))
+
+    def is_used(self, key: str) -> bool:
+        """Whether a process that marked it may still run; marks of those that are gone are taken away."""
+        place = os.path.join(self.place(key), "in-use")
+        try:
+            names = os.listdir(place)
+        except OSError:
+            return False
+        living = False
+        for name in names:
+            path = os.path.join(place, name)
+            try:
+                owner = ProcessIdentity.from_dict(loads(read_regular(path, _LARGEST_BYTES)))
+                is_gone = is_alive(owner) is Liveness.GONE
+            except (OSError, ValueError, KeyError, TypeError, StokerError):
+                is_gone = True
+            if is_gone:
+                with suppress(OSError):
+                    os.unlink(path)
+            living |= not is_gone
+        return living
+
+    def refuse(self, found: Impossible, pythons: Sequence[str], *, for_s: float = FORGET_S) -> None:
+        """Remember for a while that an environment can't be made with these interpreters."""
+        with translated(self.folder):
+            os.makedirs(os.path.join(self.folder, "impossible"), exist_ok=True)
+        told = {"v": FORMAT, "why": found.why, "pythons": list(pythons), "at_s": self._clock.wall_s(), "for_s": for_s}
+        write_file(self._impossible_path(found.digest), dumps(told).encode())
+
+    def refused(self, digest: str, pythons: Sequence[str]) -> Impossible | None:
+        """Give why an environment can't be made; nothing if it may, or if that was long ago or with other Pythons."""
+        told = _object(self._impossible_path(digest))
+        if told is None or told.get("pythons") != list(pythons):
+            return None
+        at_s, for_s, why = told.get("at_s"), told.get("for_s"), told.get("why")
+        if not isinstance(at_s, int | float) or not isinstance(for_s, int | float) or not isinstance(why, str):
+            return None
+        is_fresh = 0 <= self._clock.wall_s() - at_s < for_s
+        return Impossible(digest=digest, why=why) if is_fresh else None
+
+    def all_refused(self, pythons: Sequence[str]) -> dict[str, str]:
+        """Give everything that can't be made here, with the reason."""
+        names = self._names(os.path.join(self.folder, "impossible"))[:_MOST_TOLD]
+        found = (self.refused(name, pythons) for name in names)
+        return {one.digest: one.why for one in found if one is not None}
+
+    def all_kept(self) -> list[Kept]:
+        """Give every environment that is ready, the one used longest ago first."""
+        return sorted(self._kept(), key=lambda one: one.used_s)
+
+    def leftovers(self) -> list[str]:
+        """Give the keys of folders that nobody finished."""
+        return [name for name in self._names(self.folder) if not os.path.exists(self._ready_path(name))]
+
+    def remove(self, key: str) -> bool:
+        """Take an environment away: first its name, then its bytes. The caller holds its lock."""
+        with suppress(OSError):
+            os.unlink(self._ready_path(key))
+        return remove_tree(self.place(key))
+
+    def _kept(self) -> Iterator[Kept]:
+        for key in self._names(self.folder):
+            ready = self._read(key)
+            if ready is None:
+                continue
+            with suppress(OSError):
+                used_s = os.stat(self._ready_path(key)).st_mtime
+                yield Kept(
+                    key=key, digest=ready.digest, size_bytes=ready.size_bytes, seconds=ready.seconds, used_s=used_s
+                )
+
+    def _read(self, key: str) -> Ready | None:
+        told = _object(self._ready_path(key))
+        if told is None or told.pop("v", None) != FORMAT:
+            return None
+        try:
+            ready = Ready(**{**told, "local": tuple(told["local"])})
+        except (TypeError, KeyError):
+            return None
+        return ready if ready.key == key else None
+
+    def _ready_path(self, key: str) -> str:
+        return os.path.join(self.folder, key, "ready.json")
+
+    def _impossible_path(self, digest: str) -> str:
+        return os.path.join(self.folder, "impossible", digest)
+
+    def _names(self, folder: str) -> list[str]:
+        try:
+            return sorted(name for name in os.listdir(folder) if is_digest(name))
+        except OSError:
+            return []
+
+
+def _object(path: str) -> dict[str, Any] | None:
+    try:
+        told = loads(read_regular(path, _LARGEST_BYTES))
+    except (OSError, ValueError, StokerError):
+        return None
+    return told if isinstance(told, dict) else None

@@ -1,0 +1,1 @@
+"""Commands of operators inside running jobs, on the machine where the job runs."""

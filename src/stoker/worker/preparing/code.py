@@ -1,0 +1,53 @@
+"""The code of a job on the machine that runs it: whether that machine takes it, and what lies beside it there.
+
+Laying it out is `workspaces`; bringing it is the preparing child's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stoker.host.interpreter import find_python, is_bare_python
+from stoker.model.errors import StokerError
+from stoker.wire.code import why_not_accepted
+from stoker.wire.leasing import Grant
+from stoker.worker.program_order import RECIPE
+
+_VENV = ".venv"
+
+
+def refusal_of(grant: Grant, accepts: Sequence[str]) -> str:
+    """Say why a machine that accepts only some code does not run this; nothing if it does.
+
+    A recipe's code is the machine's own, and always accepted.
+    """
+    return why_not_accepted(accepts, grant.code_tree, grant.commit) if grant.recipe == RECIPE else ""
+
+
+def python_beside(args: Mapping[str, Any], folder: str, *, environment: Mapping[str, str], own_prefix: str) -> str:
+    """Give the interpreter of a packed program that lies where it was submitted from, if this machine has that folder.
+
+    A project's `.venv` is no part of its code. Where the project itself lies on this machine, its programs are run
+    with it all the same, as `stoker run` would there. Empty: nothing of the sort is meant, or it is not here.
+    """
+    said = str(args.get("python") or "")
+    if not folder or not os.path.isdir(folder):
+        return ""
+    if said:
+        path = os.path.join(folder, said)
+        return path if not os.path.isabs(os.path.expanduser(said)) and os.path.exists(path) else ""
+    word = str((args.get("argv") or ("",))[0])
+    try:
+        found = find_python(
+            "",
+            folder=folder,
+            environment=environment,
+            own_prefix=own_prefix,
+            word=word if is_bare_python(word) else "python",
+        )
+    except StokerError:
+        return ""
+    venv = os.path.join(folder, _VENV)
+    return venv if found.path.startswith(os.path.join(venv, "")) else ""

@@ -1,0 +1,309 @@
+"""A tree on its way to this machine: listing first, then what is missing, every file verified, resumed after a break.
+
+    record = receive_tree(origins, tree, store, stop=Stop(), clock=clock, heed=count, on_outlook=show)
+    check_out(store, record, workspace)
+
+Small files come in packs, large ones by the engine of `stoker fetch`: hashed while they come, resumed by any process
+that asks for the same tree later, from whichever place has them then. Files become blobs of this machine's store one by
+one, and the record that names the tree is written last: a crash leaves files that the next try finds, never a tree that
+is not whole. One process at a time receives a tree; others wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+
+from stoker.host.disk import check_space, free_bytes
+from stoker.host.durable import NO_STEP, read_regular, remove_tree, translated, write_file
+from stoker.host.http.exchange import Reply, Request, Transport
+from stoker.host.lockfile import Lock
+from stoker.model.artifacts import Tree, TreeEntry
+from stoker.model.clock import Clock
+from stoker.model.digests import Digest, is_digest
+from stoker.model.errors import BadInput, Cancelled, HashMismatch, LockHeld, StokerError
+from stoker.model.events import Event, Kinds
+from stoker.model.frozen import frozen
+from stoker.store.download.engine import fetch_file
+from stoker.store.download.patience import Patience
+from stoker.store.download.stop import Stop
+from stoker.store.download.tools import Tools
+from stoker.store.download.wanted import Landing, Wanted
+from stoker.store.held import held_tree, hold_tree
+from stoker.store.incoming import sweep_incoming
+from stoker.store.listing import files_of, read_listing
+from stoker.store.local import LocalStore
+from stoker.store.objects.local import keep_small
+from stoker.store.records import Record
+from stoker.store.trees import Heed, Walked
+from stoker.wire.contents import MOST_LISTING_BYTES, PACKED_BYTES
+from stoker.wire.packs import in_packs
+from stoker.worker.shipping.origins import Origin, Origins
+from stoker.worker.shipping.tree_route import TreeRoute
+
+CREW = 3
+"""So many requests at once."""
+LISTING = ".listing"
+_LOCK_WAIT_S = 0.5
+_PARTIAL_SILENCE_S = 20.0
+_PARTIAL_PAUSE_S = 0.1
+_PATIENCE = Patience(attempts=2, no_progress_s=60.0, lock_wait_s=600.0)
+
+
+@frozen
+class Outlook:
+    """What a tree has, and what of it is not here yet."""
+
+    files: int
+    size_bytes: int
+    missing_files: int
+    missing_bytes: int
+
+
+def receive_tree(  # noqa: PLR0913 - from where, what, to where, until when, and who is told
+    origins: Origins,
+    tree: str,
+    store: LocalStore,
+    *,
+    stop: Stop,
+    clock: Clock,
+    heed: Heed = lambda _: None,
+    on_outlook: Callable[[Outlook], None] = lambda _: None,
+    on_step: Callable[[str], None] = NO_STEP,
+) -> Record:
+    """Have a tree in this machine's store, whole and verified, and give its record.
+
+    `heed` is told of every byte that comes, `on_outlook` once what is missing is known. `NotFound` if nobody in the
+    fleet has it, `NoSpace` before anything comes that has no room, `HashMismatch` if even the coordinator sends wrong
+    bytes, the error that `stop` is asked with; the same call goes on from there.
+    """
+    if not is_digest(tree):
+        raise BadInput(f"not a tree's digest: {tree[:80]!r}")
+    record = held_tree(store, tree)
+    if record is not None:
+        return record
+    incoming = store.places.incoming
+    with translated(incoming):
+        os.makedirs(incoming, mode=0o700, exist_ok=True)
+    sweep_incoming(store.places, now_s=clock.wall_s())
+    with _alone(os.path.join(incoming, f"{tree}.lock"), stop, clock):
+        record = held_tree(store, tree)
+        if record is not None:
+            return record
+        # While something lies in staging, those who prune know that somebody is at work.
+        staging = store.new_staging(f"tree.{tree[:12]}")
+        # One failure ends all that is under way, and spares what others have under way.
+        inner = Stop()
+        route = TreeRoute(origins, tree, inner, clock)
+        try:
+            with stop.cutting(lambda: _pass_on(stop, inner)):
+                return _Receiving(route, store, staging, inner, clock, heed, on_step).run(on_outlook)
+        finally:
+            remove_tree(staging)
+
+
+def _pass_on(stop: Stop, inner: Stop) -> None:
+    try:
+        stop.check()
+    except StokerError as error:
+        inner.ask(error)
+
+
+@contextmanager
+def _alone(path: str, stop: Stop, clock: Clock) -> Iterator[None]:
+    lock = Lock(path, "receive a tree", wait_s=_LOCK_WAIT_S, clock=clock)
+    while True:
+        stop.check()
+        with suppress(LockHeld):
+            lock.acquire()
+            break
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+class _Receiving:
+    """One tree under way."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - as `receive_tree` has it
+        self,
+        route: TreeRoute,
+        store: LocalStore,
+        staging: str,
+        stop: Stop,
+        clock: Clock,
+        heed: Heed,
+        on_step: Callable[[str], None],
+    ) -> None:
+        self._route = route
+        self._store = store
+        self._staging = staging
+        self._stop = stop
+        self._clock = clock
+        self._heed = heed
+        self._on_step = on_step
+        self._sizes: dict[Digest, int] = {}
+        self._tree = route.tree
+
+    def run(self, on_outlook: Callable[[Outlook], None]) -> Record:
+        tree = self._listing()
+        self._sizes = files_of(tree)
+        missing = {digest: size for digest, size in self._sizes.items() if not self._is_here(digest, size)}
+        outlook = Outlook(
+            files=len(tree.entries),
+            size_bytes=tree.size_bytes,
+            missing_files=len(missing),
+            missing_bytes=sum(missing.values()),
+        )
+        on_outlook(outlook)
+        self._check_room(outlook.missing_bytes)
+        self._bring_all(missing)
+        self._on_step("publish")
+        record = hold_tree(self._store, tree, clock=self._clock)
+        remove_tree(self._place(f"{self._tree}{LISTING}"))
+        return record
+
+    def _listing(self) -> Tree:
+        path = self._place(f"{self._tree}{LISTING}")
+        with suppress(OSError, StokerError):
+            return read_listing(read_regular(path, MOST_LISTING_BYTES), self._tree)
+
+        def ask(origin: Origin) -> Tree:
+            data = origin.line.tree_listing(self._tree)
+            tree = read_listing(data, self._tree)
+            self._on_step("listing")
+            # For those who take the tree from here while it still comes.
+            write_file(path, data, mode=0o600)
+            return tree
+
+        return self._route.take(ask)
+
+    def _bring_all(self, missing: dict[Digest, int]) -> None:
+        small = [(digest, size) for digest, size in missing.items() if size <= PACKED_BYTES]
+        large = [(digest, size) for digest, size in missing.items() if size > PACKED_BYTES]
+        crew = ThreadPoolExecutor(CREW, thread_name_prefix="receiving")
+        try:
+            doing = [crew.submit(self._bring_pack, pack) for pack in in_packs(small)]
+            doing += [crew.submit(self._bring_large, digest, size) for digest, size in large]
+            done, _ = wait(doing, return_when=FIRST_EXCEPTION)
+            for one in done:
+                one.result()
+        except BaseException:
+            self._stop.ask(Cancelled("another file of the tree can't come"))
+            raise
+        finally:
+            crew.shutdown(wait=True, cancel_futures=True)
+
+    def _bring_pack(self, digests: list[str]) -> None:
+        left = dict.fromkeys(digests)
+        silent_since_s = self._clock.monotonic_s()
+
+        def ask(origin: Origin) -> None:
+            nonlocal silent_since_s
+            silent_since_s = self._clock.monotonic_s()
+            while left:
+                came: list[Walked] = []
+                try:
+                    with origin.line.fetch_contents(tuple(left)) as files:
+                        for digest, data in files:
+                            came.append(self._write(digest, data))
+                            self._heed(len(data))
+                finally:
+                    # Also what came before a break.
+                    self._on_step("keep")
+                    keep_small(self._store, came)
+                    for walked in came:
+                        left.pop(walked.entry.sha256)
+                if came:
+                    self._route.worked()
+                    silent_since_s = self._clock.monotonic_s()
+                elif not origin.is_partial or self._clock.monotonic_s() - silent_since_s > _PARTIAL_SILENCE_S:
+                    raise self._route.lacks(origin, next(iter(left)))
+                else:
+                    self._stop.sleep(_PARTIAL_PAUSE_S, self._clock)
+
+        self._route.take(ask)
+
+    def _write(self, digest: Digest, data: bytes) -> Walked:
+        if len(data) != self._sizes[digest]:
+            raise HashMismatch(f"file {digest[:12]} has another size than the listing says", expected=digest)
+        path = os.path.join(self._staging, digest)
+        self._on_step("write")
+        with translated(path):
+            with open(path, "wb", buffering=0) as file:
+                file.write(data)
+            return Walked(TreeEntry(digest, len(data), digest), path, os.lstat(path))
+
+    def _bring_large(self, digest: Digest, size_bytes: int) -> None:
+        landing = Landing(folder=self._store.places.incoming, name=digest)
+
+        def ask(origin: Origin) -> None:
+            url, headers = origin.line.object_address(digest)
+            wanted = Wanted(url=url, label=digest[:12], size_bytes=size_bytes, sha256=digest, headers=headers)
+            tools = Tools(
+                transport=_Apart(origin.transport),
+                clock=self._clock,
+                free_bytes=free_bytes,
+                jitter=random.SystemRandom().random,
+                say=_Counting(self._heed, self._route.worked),
+                on_step=self._on_step,
+            )
+            fetched = fetch_file(wanted, landing, tools=tools, patience=_PATIENCE, stop=self._stop)
+            with translated(fetched.path):
+                info = os.lstat(fetched.path)
+            self._on_step("keep")
+            self._store.keep([Walked(TreeEntry(digest, size_bytes, digest), fetched.path, info)], {})
+
+        self._route.take(ask)
+
+    def _is_here(self, digest: Digest, size_bytes: int) -> bool:
+        return self._store.holds(TreeEntry("a file", size_bytes, digest))
+
+    def _check_room(self, missing_bytes: int) -> None:
+        root = self._store.places.root
+        hint = "free some space there (`stoker store prune`); what came is kept"
+        check_space("the tree", root, coming_bytes=missing_bytes, free=free_bytes(root), hint=hint)
+
+    def _place(self, name: str) -> str:
+        return os.path.join(self._store.places.incoming, name)
+
+
+class _Apart:
+    """A transport that others use too: cutting one file's answer does not cut theirs."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def send(self, request: Request) -> Reply:
+        return self._transport.send(request)
+
+    def abort(self) -> None:
+        """Leave a request be whose answer has not begun: it has a deadline of its own."""
+
+    def close(self) -> None:
+        """Leave it open."""
+
+
+class _Counting:
+    """Tells how many bytes came, from what the engine says of a file."""
+
+    def __init__(self, heed: Heed, worked: Callable[[], None]) -> None:
+        self._heed = heed
+        self._worked = worked
+        self._at = 0
+
+    def __call__(self, event: Event) -> None:
+        at = event.fields.get("downloaded") if event.kind == Kinds.DOWNLOAD_PROGRESS else None
+        if event.kind == Kinds.DOWNLOAD_START:
+            start = event.fields.get("start")
+            self._at = start if isinstance(start, int) else 0
+        elif event.kind == Kinds.DOWNLOAD_DONE:
+            at = event.fields.get("bytes")
+        if isinstance(at, int) and at > self._at:
+            self._heed(at - self._at)
+            self._worked()
+            self._at = at

@@ -1,0 +1,130 @@
+"""A machine of its own in a folder, and another one that has trees: for tests of what is brought."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+from stoker.host.http.client import Urllib3Transport
+from stoker.host.http.settings import HttpSettings
+from stoker.model.clock import SystemClock
+from stoker.store.download.stop import Stop
+from stoker.store.hub.hub import Hub
+from stoker.store.local import LocalStore
+from stoker.wire.client import FleetClient
+from stoker.wire.leasing import Grant
+from stoker.wire.orders import InputBody, InputKind
+from stoker.wire.speaking import Patience
+from stoker.worker.data_trees import read_tree
+from stoker.worker.peering.server import PeerServer
+from stoker.worker.peering.shelf import Shelf
+from stoker.worker.preparing.bringing import Bench, Bringing
+from stoker.worker.preparing.data_shelf import DataShelf
+from stoker.worker.preparing.here import Here
+from stoker.worker.preparing.taking_in import take_in
+from stoker.worker.preparing.telling import Told
+from stoker.worker.preparing.workspaces import Workspaces
+from stoker.worker.shipping.origins import CoordinatorAlone
+from tests.unit.worker.keeper_on_paper import grant
+from tests.unit.worker.tiny_wheels import maker_in
+
+CLOCK = SystemClock()
+HOST = "desk"
+
+
+class MachineAlone:
+    """One machine: its store, its shelves, what looks and what brings."""
+
+    opened: ClassVar[list[MachineAlone]] = []
+
+    def __init__(self, folder: Path, *, host: str = HOST, may_read_in_place: bool = True, url: str = "") -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.store = LocalStore(str(folder / "store"), clock=CLOCK)
+        self.store.open()
+        self.maker = maker_in(str(folder))
+        places = folder / "workspaces"
+        self.data = DataShelf(str(places / ".data"), self.store, CLOCK)
+        self.here = Here(
+            store=lambda: self.store,
+            maker=self.maker,
+            workspaces=Workspaces(str(places), str(folder / "runs")),
+            data=lambda: self.data,
+            host=host,
+            may_read_in_place=may_read_in_place,
+        )
+        self.opened.append(self)
+        self.stop = Stop()
+        self.told: list[Told] = []
+        self._transport = Urllib3Transport(HttpSettings(no_proxy=("*",), connect_s=2.0))
+        self.client = FleetClient(
+            self._transport, url or "http://127.0.0.1:9", clock=CLOCK, patience=Patience(answer_s=10.0, retry_s=0.0)
+        )
+
+    def bring(self, wanted: Grant) -> Told:
+        bench = Bench(
+            here=self.here,
+            store=self.store,
+            data=self.data,
+            maker=self.maker,
+            origins=CoordinatorAlone(self.client, self._transport),
+            open_hub=_no_hub,
+            stop=self.stop,
+            clock=CLOCK,
+            say=self.told.append,
+        )
+        return Bringing(bench, wanted).run()
+
+    @classmethod
+    def close_all(cls) -> None:
+        for machine in cls.opened:
+            machine._transport.close()
+            machine.store.close()
+        cls.opened.clear()
+
+
+def _no_hub(*_: Any) -> Hub:
+    raise AssertionError
+
+
+def input_at(path: Path, store: LocalStore, *, where: str = "env:DATA", host: str = HOST) -> InputBody:
+    """Give what whoever submits says of what lies at a path."""
+    tree = read_tree(str(path), path.name, memo=store.memo, clock=CLOCK)
+    kind = InputKind.TREE if path.is_dir() else InputKind.FILE
+    return InputBody(
+        where=where, kind=kind, tree=tree.digest(), name=path.name, size_bytes=tree.size_bytes, files=1,
+        path=str(path), host=host,
+    )  # fmt: skip
+
+
+def kept_tree(path: Path, store: LocalStore) -> str:
+    """Put a folder into a store, as if it had come; give its tree."""
+    tree = str(read_tree(str(path), path.name, memo=store.memo, clock=CLOCK).digest())
+    assert take_in(str(path), path.name, tree, store, clock=CLOCK, heed=lambda _: None)
+    return tree
+
+
+def wanting(**more: Any) -> Grant:
+    return grant("job", **more)
+
+
+@contextmanager
+def giving(store: LocalStore) -> Iterator[str]:
+    """Give a store's trees away; gives where."""
+    server = PeerServer(Shelf(store, clock=CLOCK), clock=CLOCK)
+    server.start()
+    try:
+        yield server.url
+    finally:
+        server.close()
+
+
+def files_in(folder: str) -> dict[str, bytes]:
+    found = {}
+    for top, _, names in os.walk(folder):
+        for name in names:
+            path = Path(top, name)
+            found[str(path.relative_to(folder))] = path.read_bytes()
+    return found

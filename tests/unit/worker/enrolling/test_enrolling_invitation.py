@@ -1,0 +1,49 @@
+"""`CODE@HOST[:PORT]` as people paste it."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker.model.errors import BadInput
+from stoker.worker.enrolling.invitation import read_invitation
+
+CODE = "K7QD-M2XW-9HCE"
+
+
+@pytest.mark.parametrize(
+    ("where", "url"),
+    [
+        ("desk", "https://desk:7717"),
+        ("desk.local", "https://desk.local:7717"),
+        ("desk.local:80", "https://desk.local:80"),
+        ("192.168.1.10", "https://192.168.1.10:7717"),
+        ("[fe80::1]", "https://[fe80::1]:7717"),
+        ("[fe80::1]:9", "https://[fe80::1]:9"),
+        ("https://desk.local:7717/", "https://desk.local:7717"),
+        ("127.0.0.1:9", "https://127.0.0.1:9"),
+    ],
+)
+def test_where_to_join_may_be_as_short_as_a_name_and_is_always_tls(where, url):
+    found = read_invitation(f" {CODE.lower()}@{where}\n")
+    assert found.url == url
+    assert found.code.text() == CODE
+    assert found.host == url.removeprefix("https://")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (CODE, "where to join"),
+        (f"{CODE}@", "where to join"),
+        ("@desk", "no code"),
+        ("K7QD@desk", "12 letters"),
+        (f"{CODE}@http://desk", "TLS"),
+        (f"{CODE}@desk/path", "no host"),
+        (f"{CODE}@bad host", "web address"),
+        (f"{CODE}@anna:word@desk", "no host"),
+    ],
+    ids=range(8),
+)
+def test_what_is_no_invitation_is_refused_with_the_reason(text, why):
+    with pytest.raises(BadInput, match=why):
+        read_invitation(text)

@@ -1,0 +1,445 @@
+"""Real builds by the real uv, of wheels that were made on the spot."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tarfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.host.identity import mine, of_pid
+from stoker.host.processes import start
+from stoker.model.clock import FakeClock
+from stoker.model.frozen import changed
+from stoker.model.json_text import dumps, loads
+from stoker.model.platforms import Platform
+from stoker.wire.orders import EnvironmentChoice
+from stoker.worker.environments.answers import Failed, Impossible, Ready
+from stoker.worker.environments.building import Build, commands
+from stoker.worker.environments.interpreters import Python
+from stoker.worker.environments.making import Maker
+from stoker.worker.environments.pruning import prune
+from stoker.worker.environments.shelf import Shelf, key_of
+from stoker.worker.environments.sources import gather
+from tests.unit.worker.tiny_wheels import locked_project, maker_in, wheel
+
+
+def choice_of(project: Path, path: str = "uv.lock", **more: Any) -> EnvironmentChoice:
+    found = gather(str(project), path, **more)
+    return EnvironmentChoice(kind=found.kind, path=path, digest=found.digest, python=found.python, extras=found.extras)
+
+
+def project_in(folder: Path) -> Path:
+    project = folder / "project"
+    wheels = [wheel(str(project / "wheels"), name) for name in ("alpha", "beta")]
+    locked_project(str(project), wheels)
+    return project
+
+
+def run(ready: Ready, code: str, **env: str) -> str:
+    done = subprocess.run([ready.interpreter, "-c", code], capture_output=True, text=True, check=True, env=env)
+    return done.stdout.strip()
+
+
+def test_a_lock_is_built_once_and_found_again_with_its_packages(tmp_path: Path) -> None:
+    project, maker = project_in(tmp_path), maker_in(tmp_path)
+    said: list[str] = []
+    choice = choice_of(project)
+    assert maker.look([choice]) is None
+    ready = maker.make([choice], project=str(project), say=said.append)
+    assert isinstance(ready, Ready), ready
+    assert (
+        run(ready, "import alpha, beta, sys; print(alpha.VERSION, sys.prefix)") == f"1.0 {maker.shelf.venv(ready.key)}"
+    )
+    assert ready.packages == {"alpha": "1.0", "beta": "1.0"}
+    assert ready.uv
+    assert ready.seconds > 0
+    assert any("alpha" in line for line in said)
+    said.clear()
+    assert maker_in(tmp_path).look([choice]) == ready
+    assert maker.make([choice], project=str(project), say=said.append) == ready
+    assert said == []
+    told = maker.told()
+    assert told["environments"] == (choice.digest,)
+    assert told["builds_s"] == {choice.digest: ready.seconds}
+    assert ready.facts()["packages"] == {"alpha": "1.0", "beta": "1.0"}
+
+
+def test_requirements_bring_what_they_include_and_the_dependencies_of_local_packages(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    for name in ("alpha", "beta", "gamma"):
+        wheel(str(project / "wheels"), name)
+    (project / "requirements.txt").write_text("--find-links wheels\n-r more.txt\nalpha==1.0\n-e libs/mine\n")
+    (project / "more.txt").write_text("beta\n")
+    (project / "libs/mine").mkdir(parents=True)
+    (project / "libs/mine/pyproject.toml").write_text(
+        '[project]\nname = "mine"\nversion = "1"\ndependencies = ["gamma"]\n'
+    )
+    (project / "libs/mine/mine.py").write_text("HERE = 1\n")
+    choice = choice_of(project, "requirements.txt")
+    ready = maker_in(tmp_path, UV_NO_INDEX="1").make([choice], project=str(project), say=lambda line: None)
+    assert isinstance(ready, Ready), ready
+    assert set(ready.packages) == {"alpha", "beta", "gamma"}
+    places = ready.python_path(str(project))
+    assert places == (str(project), str(project / "libs/mine"))
+    assert run(ready, "import mine, gamma; print(mine.HERE)", PYTHONPATH=os.pathsep.join(places)) == "1"
+
+
+def test_the_dependencies_of_a_project_file_are_installed_from_where_pip_would_find_them(tmp_path: Path) -> None:
+    project, links = tmp_path / "project", tmp_path / "links"
+    project.mkdir()
+    for name in ("alpha", "beta"):
+        wheel(str(links), name)
+    (project / "pyproject.toml").write_text(
+        '[project]\nname = "study"\nversion = "1"\ndependencies = ["alpha"]\n'
+        '[project.optional-dependencies]\nmore = ["beta"]\n'
+    )
+    maker = maker_in(tmp_path, PIP_FIND_LINKS=str(links), PIP_NO_INDEX="1")
+    plain = maker.make([choice_of(project, "pyproject.toml")], project=str(project), say=lambda line: None)
+    assert isinstance(plain, Ready), plain
+    assert set(plain.packages) == {"alpha"}
+    more = choice_of(project, "pyproject.toml", extras=("more",))
+    rich = maker.make([more], project=str(project), say=lambda line: None)
+    assert isinstance(rich, Ready), rich
+    assert set(rich.packages) == {"alpha", "beta"}
+    assert rich.key != plain.key
+
+
+def test_what_no_wheel_fits_is_impossible_and_remembered_until_the_interpreters_are_others(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    wheels = [wheel(str(project / "wheels"), "torch", "2.1", tag="cp39-cp39-win_amd64")]
+    locked_project(str(project), wheels)
+    choice, maker = choice_of(project), maker_in(tmp_path)
+    answer = maker.make([choice], project=str(project), say=lambda line: None)
+    assert isinstance(answer, Impossible)
+    assert answer.why.startswith(f"no wheel of torch for {maker.platform.machine} cp3")
+    assert maker_in(tmp_path).look([choice]) == answer
+    assert maker.told()["impossible"] == {choice.digest: answer.why}
+    assert maker.shelf.refused(choice.digest, ("3.99.0",)) is None
+
+
+def test_a_python_that_nobody_has_is_impossible(tmp_path: Path) -> None:
+    project = project_in(tmp_path)
+    choice = choice_of(project, python="3.4")
+    answer = maker_in(tmp_path).make([choice], project=str(project), say=lambda line: None)
+    assert isinstance(answer, Impossible)
+    assert answer.why.startswith("no Python that is 3.4: it has 3.")
+
+
+def test_a_package_that_can_not_be_had_for_now_is_no_impossibility(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "requirements.txt").write_text("alpha\n")
+    choice, maker = choice_of(project, "requirements.txt"), maker_in(tmp_path)
+    answer = maker.make([choice], project=str(project), say=lambda line: None)
+    assert isinstance(answer, Failed)
+    assert answer.why
+    assert maker.look([choice]) is None
+
+
+def test_files_that_are_not_those_that_were_submitted_are_not_built(tmp_path: Path) -> None:
+    project = project_in(tmp_path)
+    choice = choice_of(project)
+    with (project / "uv.lock").open("a") as file:
+        file.write("\n# another one\n")
+    answer = maker_in(tmp_path).make([choice], project=str(project), say=lambda line: None)
+    assert answer == Failed(digest=choice.digest, why="uv.lock is not the one that was submitted")
+
+
+def test_a_machine_that_no_choice_names_can_not_have_the_job(tmp_path: Path) -> None:
+    choice = EnvironmentChoice(platform="windows-x86_64", kind="uv.lock", path="uv.lock", digest="a" * 64)
+    answer = maker_in(tmp_path).look([choice])
+    assert isinstance(answer, Impossible)
+    assert "the job has environments for windows-x86_64 only" in answer.why
+
+
+def test_the_machine_s_own_interpreter_needs_no_building(tmp_path: Path) -> None:
+    maker = maker_in(tmp_path)
+    version = maker.platform.pythons[0]
+    by_path = maker.look([EnvironmentChoice(kind="python", path=sys.executable)])
+    assert isinstance(by_path, Ready)
+    assert by_path.interpreter == sys.executable
+    assert by_path.version == ".".join(map(str, sys.version_info[:3]))
+    assert "pytest" in by_path.packages
+    by_version = maker.look([EnvironmentChoice(kind="python", python=".".join(version.split(".")[:2]))])
+    assert isinstance(by_version, Ready)
+    assert by_version.version == version
+    nowhere = maker.look([EnvironmentChoice(kind="python", path="/nowhere/python", digest="e" * 64)])
+    assert isinstance(nowhere, Impossible)
+    assert nowhere.why == "there is no Python at /nowhere/python"
+    assert maker.told()["impossible"] == {"e" * 64: nowhere.why}
+
+
+def test_an_environment_without_its_interpreter_or_its_last_file_is_made_again(tmp_path: Path) -> None:
+    project, maker = project_in(tmp_path), maker_in(tmp_path)
+    choice = choice_of(project)
+    ready = maker.make([choice], project=str(project), say=lambda line: None)
+    assert isinstance(ready, Ready)
+    for victim in (ready.interpreter, os.path.join(maker.shelf.place(ready.key), "ready.json")):
+        os.unlink(victim)
+        assert maker.look([choice]) is None
+        again = maker.make([choice], project=str(project), say=lambda line: None)
+        assert isinstance(again, Ready), again
+        assert os.path.exists(victim)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [b"", b"{", b'{"v": 2}', b'{"v": 1, "digest": "x"}', b"[]"],
+    ids=["empty", "cut", "newer", "another", "list"],
+)
+def test_a_damaged_last_file_means_not_ready(tmp_path: Path, spoil: bytes) -> None:
+    shelf = Shelf(str(tmp_path / "envs"), clock=FakeClock())
+    key = "b" * 64
+    ready = Ready(digest="a" * 64, key=key, interpreter=sys.executable)
+    os.makedirs(shelf.place(key))
+    shelf.keep(ready)
+    assert shelf.find("a" * 64, key) == ready
+    assert shelf.find("c" * 64, key) is None
+    Path(shelf.place(key), "ready.json").write_bytes(spoil)
+    assert shelf.find("a" * 64, key) is None
+
+
+def slow_uv(folder: Path) -> str:
+    """Give a uv that says something, then waits for ever below itself."""
+    prefix = folder / "slow"
+    (prefix / "bin").mkdir(parents=True)
+    program = prefix / "bin/uv"
+    program.write_text(
+        '#!/bin/sh\necho "Resolved from https://me:secret@host/simple"\nsleep 600 &\necho $! > $HOME/inner\nwait\n'
+    )
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return str(prefix)
+
+
+def slow_maker(folder: Path) -> Maker:
+    fast = maker_in(folder)
+    return Maker(shelf=fast.shelf, environment=fast._environment, own_prefix=slow_uv(folder), clock=fast._clock)
+
+
+def test_who_stops_waiting_stops_uv_and_everything_below_it(tmp_path: Path) -> None:
+    project, maker = project_in(tmp_path), slow_maker(tmp_path)
+    stop, said = threading.Event(), []
+
+    def hear(line: str) -> None:
+        said.append(line)
+        if "Resolved" in line:
+            stop.set()
+
+    answer = maker.make([choice_of(project)], project=str(project), say=hear, is_stopped=stop.is_set)
+    assert isinstance(answer, Failed)
+    assert answer.why == "it was stopped"
+    inner = int((tmp_path / "inner").read_text()) if (tmp_path / "inner").exists() else None
+    assert inner is None or of_pid(inner) is None or _is_zombie(inner)
+    assert said[-1] == "Resolved from https://***@host/simple"
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return ") Z " in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return True
+
+
+def test_whoever_waits_hears_the_builder_and_takes_what_it_made(tmp_path: Path) -> None:
+    project, maker = project_in(tmp_path), maker_in(tmp_path)
+    choice = choice_of(project)
+    key = key_of(choice.digest, maker.platform)
+    waits, heard, answers = threading.Event(), [], []
+
+    def hear(line: str) -> None:
+        heard.append(line)
+        waits.set()
+
+    other = maker_in(tmp_path)
+    first = threading.Event()
+
+    def hold(_line: str) -> None:
+        first.set()
+        waits.wait(20)
+
+    def build() -> None:
+        answers.append(maker.make([choice], project=str(project), say=hold))
+
+    thread = threading.Thread(target=build)
+    thread.start()
+    assert first.wait(20)
+    answer = other.make([choice], project=str(project), say=hear)
+    thread.join()
+    assert answers == [answer]
+    assert isinstance(answer, Ready)
+    assert heard[0].startswith(f"process {os.getpid()} builds uv.lock")
+    assert answer.key == key
+
+
+def test_what_a_killed_builder_left_is_ended_and_made_anew(tmp_path: Path) -> None:
+    project, maker = project_in(tmp_path), maker_in(tmp_path)
+    choice = choice_of(project)
+    key = key_of(choice.digest, maker.platform)
+    place = Path(maker.shelf.place(key))
+    (place / "venv").mkdir(parents=True)
+    (place / "venv/half").write_text("x")
+    left = start(("sleep", "600"), cwd="/", env={"PATH": os.defpath})
+    (place / "building.json").write_text(dumps({"group": left.identity.to_dict(), "line": ""}))
+    assert maker.look([choice]) is None
+    ready = maker.make([choice], project=str(project), say=lambda line: None)
+    assert isinstance(ready, Ready), ready
+    assert left.wait(10).signal in (signal.SIGTERM, signal.SIGKILL)
+    assert not (place / "venv/half").exists()
+
+
+def test_the_longest_unused_go_first_and_those_in_use_stay(tmp_path: Path) -> None:
+    clock = FakeClock()
+    shelf = Shelf(str(tmp_path / "envs"), clock=clock)
+    keys = ["a" * 64, "b" * 64, "c" * 64]
+    for key in keys:
+        os.makedirs(shelf.venv(key))
+        shelf.keep(Ready(digest=key, key=key, interpreter=sys.executable, size_bytes=100))
+        clock.advance(10)
+        shelf.use(key)
+    os.makedirs(shelf.place("d" * 64))
+    shelf.mark(keys[0], mine(), "attempt")
+    clock.advance(10)
+    shelf.use(keys[1])
+    gone = prune(shelf, keep_bytes=150, clock=clock)
+    assert gone.keys == ("d" * 64, keys[2], keys[1])
+    assert gone.freed_bytes == 200
+    assert [one.key for one in shelf.all_kept()] == [keys[0]]
+    shelf.unmark(keys[0], "attempt")
+    assert prune(shelf, keep_bytes=0, clock=clock).keys == (keys[0],)
+    assert shelf.all_kept() == []
+
+
+def test_a_mark_of_a_process_that_is_gone_holds_nothing(tmp_path: Path) -> None:
+    shelf = Shelf(str(tmp_path / "envs"), clock=FakeClock())
+    key = "a" * 64
+    os.makedirs(shelf.place(key))
+    shelf.keep(Ready(digest=key, key=key, interpreter=sys.executable))
+    shelf.mark(key, changed(mine(), start_ticks=1), "old")
+    assert not shelf.is_used(key)
+    shelf.mark(key, mine(), "new")
+    assert shelf.is_used(key)
+
+
+def test_what_interpreters_said_is_remembered_until_their_files_are_others(tmp_path: Path) -> None:
+    first = maker_in(tmp_path)
+    assert first.platform.pythons
+    memory = tmp_path / "envs/interpreters.json"
+    said = loads(memory.read_bytes())
+    path = next(iter(said))
+    said[path][1] = "3.11.99"
+    memory.write_text(dumps(said))
+    assert "3.11.99" in maker_in(tmp_path).platform.pythons
+    said[path][0] = "another file"
+    memory.write_text(dumps(said))
+    assert "3.11.99" not in maker_in(tmp_path).platform.pythons
+
+
+def test_the_key_of_an_environment_is_another_on_another_platform() -> None:
+    here = Platform(system="linux", machine="aarch64", libc="glibc 2.36", pythons=("3.11.7",))
+    key = key_of("a" * 64, here)
+    assert key == key_of("a" * 64, changed(here, libc="glibc 2.39", pythons=("3.12.1",)))
+    assert (
+        len({key, key_of("a" * 64, changed(here, machine="x86_64")), key_of("a" * 64, changed(here, libc="musl"))}) == 3
+    )
+
+
+def test_where_only_wheels_are_taken_no_project_runs_code_as_us(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    write_source(project, tmp_path / "ran")
+    (project / "requirements.txt").write_text("./evil-1.0.tar.gz\n")
+    choice, maker = choice_of(project, "requirements.txt"), maker_in(tmp_path, UV_NO_INDEX="1")
+    careful = Maker(
+        shelf=maker.shelf,
+        environment=maker._environment,
+        own_prefix=sys.prefix,
+        clock=maker._clock,
+        only_wheels=True,
+    )
+    answer = careful.make([choice], project=str(project), say=lambda line: None)
+    assert isinstance(answer, Impossible), answer
+    assert not (tmp_path / "ran").exists()
+
+
+def write_source(project: Path, mark: Path) -> None:
+    """Write a package whose build leaves a mark."""
+    files = {
+        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "evil"\nbackend-path = ["."]\n',
+        "evil.py": f"open({str(mark)!r}, 'w').close()\nraise SystemExit('no')\n",
+        "PKG-INFO": "Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n",
+    }
+    with tarfile.open(project / "evil-1.0.tar.gz", "w:gz") as archive:
+        for name, text in files.items():
+            info = tarfile.TarInfo(f"evil-1.0/{name}")
+            info.size = len(text)
+            archive.addfile(info, io.BytesIO(text.encode()))
+
+
+def test_after_a_build_what_was_used_longest_ago_makes_room(tmp_path: Path) -> None:
+    project, maker = project_in(tmp_path), maker_in(tmp_path)
+    old = Ready(digest="a" * 64, key="b" * 64, interpreter=sys.executable, size_bytes=1 << 30)
+    os.makedirs(maker.shelf.place(old.key))
+    maker.shelf.keep(old)
+    tidy = Maker(
+        shelf=maker.shelf,
+        environment=maker._environment,
+        own_prefix=sys.prefix,
+        clock=maker._clock,
+        keep_bytes=0,
+    )
+    ready = tidy.make([choice_of(project)], project=str(project), say=lambda line: None)
+    assert isinstance(ready, Ready)
+    assert [one.key for one in maker.shelf.all_kept()] == [ready.key]
+
+
+def test_an_environment_of_a_python_that_was_replaced_is_made_again(tmp_path: Path) -> None:
+    project, maker = project_in(tmp_path), maker_in(tmp_path)
+    choice = choice_of(project)
+    ready = maker.make([choice], project=str(project), say=lambda line: None)
+    assert isinstance(ready, Ready)
+    memory = tmp_path / "envs/interpreters.json"
+    said = {path: [answer[0], "3.99.1", *answer[2:]] for path, answer in loads(memory.read_bytes()).items()}
+    memory.write_text(dumps(said))
+    assert maker_in(tmp_path).look([choice]) is None
+
+
+def test_names_from_elsewhere_are_never_options(tmp_path: Path) -> None:
+    project = project_in(tmp_path)
+    lock = gather(str(project), "uv.lock")
+    hostile = changed(lock, extras=("--index-url=http://evil",), path="-evil/uv.lock")
+    work = Build(
+        uv="uv",
+        sources=hostile,
+        folder=str(project),
+        venv="/v",
+        base=Python(path="/usr/bin/python3", version="3.11.2"),
+        environment={},
+        only_wheels=True,
+    )
+    (sync,) = commands(work)
+    assert "--extra=--index-url=http://evil" in sync
+    assert {"--no-build", "--no-config"} <= set(sync)
+    _, install = commands(changed(work, sources=changed(hostile, kind="requirements", path="sub/-r.txt")))
+    assert "--requirement=./-r.txt" in install
+
+
+def test_what_can_not_be_is_forgotten_in_time(tmp_path: Path) -> None:
+    clock = FakeClock()
+    shelf = Shelf(str(tmp_path / "envs"), clock=clock)
+    shelf.refuse(Impossible(digest="a" * 64, why="no wheel"), ("3.11.7",))
+    shelf.refuse(Impossible(digest="b" * 64, why="no Python"), ("3.11.7",), for_s=600.0)
+    clock.advance(599)
+    assert shelf.all_refused(("3.11.7",)) == {"a" * 64: "no wheel", "b" * 64: "no Python"}
+    clock.advance(2)
+    assert shelf.all_refused(("3.11.7",)) == {"a" * 64: "no wheel"}
+    clock.advance(24 * 3600)
+    assert shelf.all_refused(("3.11.7",)) == {}

@@ -1,0 +1,124 @@
+"""A packed program on the machine that runs it: what it goes on from has no path, and its own interpreter is found."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.model.errors import Usage
+from stoker.plan.action import Action, StageFacts
+from stoker.plan.checkpoints import resume_key
+from stoker.plan.graph import Node
+from stoker.wire.leasing import Grant
+from stoker.worker.attempt.assignment import Assignment, JobBrief
+from stoker.worker.attempt.ordering import order_assignment
+from stoker.worker.keeper.options import read_accepted
+from stoker.worker.ordering import Order, Wanted
+from stoker.worker.preparing.code import python_beside, refusal_of
+from tests.unit.worker.conftest import Office
+
+PROJECT = "f" * 40
+
+
+def assigned(office: Office, workspace: Path, **args: Any) -> Order:
+    workspace.mkdir(parents=True)
+    brief = JobBrief(
+        job="a" * 64,
+        attempt=1,
+        epoch=1,
+        generation=1,
+        name="train",
+        number=0,
+        label="",
+        point={},
+        recipe="command",
+        schema_version=1,
+        args={"argv": ["sh", "-c", "true"], "folder": PROJECT, **args},
+        seed=None,
+        folder=str(workspace),
+        timeout_s=None,
+        devices=[],
+        is_shared=False,
+        vram_bytes=0,
+    )
+    return order_assignment(office.desk, Assignment(job=brief, run="run", lease_path=""))
+
+
+def key_of(order: Order) -> str:
+    node = only(order)
+    facts = StageFacts(stage=node.stage.name, version=1, output="", code={}, env={})
+    identity = node.stage.args.identity(node.args, lambda _: "digest")
+    return resume_key(node.stage, Action(facts=facts, facts_digest=facts.digest(), inputs=(), args=identity))
+
+
+def only(order: Order) -> Node:
+    (node,) = order.plan.nodes
+    return node
+
+
+def test_a_checkpoint_is_found_again_in_another_workspace(office: Office, tmp_path: Path) -> None:
+    first, second = (assigned(office, tmp_path / name) for name in ("one", "two"))
+    assert key_of(first) == key_of(second)
+    assert [only(one).args["workspace"] for one in (first, second)] == [str(tmp_path / "one"), str(tmp_path / "two")]
+    other = assigned(office, tmp_path / "three", folder="e" * 40)
+    assert key_of(other) != key_of(first)
+
+
+def test_run_keeps_its_own_way(office: Office) -> None:
+    order = office.desk.order(Wanted(program=("true",)))
+    node = only(order)
+    assert (node.args["folder"], node.args["workspace"]) == (str(office.folder), "")
+    assert "workspace" not in node.stage.args.identity(node.args, lambda _: "digest")
+
+
+def venv(folder: Path) -> Path:
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    for name in ("python", "python3"):
+        (folder / ".venv" / "bin" / name).symlink_to("/bin/sh")
+    (folder / ".venv" / "pyvenv.cfg").touch()
+    return folder / ".venv"
+
+
+def beside(folder: Path | str, *, environment: dict[str, str] | None = None, **args: Any) -> str:
+    said = {"argv": ["python", "train.py"], **args}
+    return python_beside(said, str(folder), environment=environment or {"PATH": os.defpath}, own_prefix="/nowhere")
+
+
+def test_a_projects_own_environment_is_used_where_the_project_lies(tmp_path: Path) -> None:
+    assert beside(tmp_path) == beside(tmp_path / "nowhere") == beside("") == ""
+    own = str(venv(tmp_path))
+    assert beside(tmp_path) == own
+    assert beside(tmp_path, python=".venv") == own
+    # Whoever names another one, or works in another one, means that.
+    assert beside(tmp_path, python="/usr/bin/python3") == ""
+    assert beside(tmp_path, python="python3.11") == ""
+    active = venv(tmp_path / "active")
+    assert beside(tmp_path, environment={"PATH": os.defpath, "VIRTUAL_ENV": str(active)}) == ""
+
+
+def test_a_machine_looks_again_at_the_code_that_it_was_given() -> None:
+    fields: dict[str, Any] = {
+        "job": "a" * 64,
+        "attempt": 1,
+        "epoch": 1,
+        "generation": 1,
+        "name": "x",
+        "lease_s": 1.0,
+        "start_s": 1.0,
+        "code_tree": "b" * 64,
+    }
+    assert "accepts only ccccccc" in refusal_of(Grant(recipe="command", **fields), ("c" * 40,))
+    assert refusal_of(Grant(recipe="command", **fields), ("b" * 64,)) == ""
+    assert refusal_of(Grant(recipe="tabular/gbt", **fields), ("c" * 40,)) == ""
+
+
+def test_pins_are_read_from_words_and_files() -> None:
+    lines = ["# reviewed", f"{'a' * 40}  # first", "", "b" * 64]
+    assert read_accepted([f"@{'list'}", "c" * 40], lambda _: lines) == ("a" * 40, "b" * 64, "c" * 40)
+    assert read_accepted([], lambda _: []) == ()
+    for words, said in ((["main"], "neither a tree nor a commit"), (["@empty"], "no code at all")):
+        with pytest.raises(Usage, match=said):
+            read_accepted(words, lambda _: ["# nothing"])

@@ -1,0 +1,62 @@
+"""Who may show a certificate to another machine: asked of the coordinator, remembered for a moment, never guessed."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker.model.clock import FakeClock
+from stoker.model.errors import Unavailable
+from stoker.worker.peering.admitting import AGAIN_S, FRESH_S, STALE_S, Admitting
+
+
+class Coordinator:
+    """Says whose certificates count, and how often it was asked."""
+
+    def __init__(self, *serials: str) -> None:
+        self.serials = serials
+        self.asked = 0
+        self.is_away = False
+
+    def ask(self) -> tuple[str, ...]:
+        self.asked += 1
+        if self.is_away:
+            raise Unavailable("away")
+        return self.serials
+
+
+def test_what_was_taken_back_counts_for_half_a_minute_at_most():
+    clock, coordinator = FakeClock(), Coordinator("one", "two")
+    admitting = Admitting(coordinator.ask, clock=clock)
+    assert admitting.admits("one")
+    coordinator.serials = ("two",)
+    clock.advance(FRESH_S - 1)
+    assert admitting.admits("one")
+    assert coordinator.asked == 1
+    clock.advance(1)
+    assert not admitting.admits("one")
+    assert admitting.admits("two")
+    assert coordinator.asked == 2
+
+
+def test_who_joined_just_now_is_known_and_a_stranger_does_not_have_it_asked_all_the_time():
+    clock, coordinator = FakeClock(), Coordinator("one")
+    admitting = Admitting(coordinator.ask, clock=clock)
+    assert [admitting.admits("stranger") for _ in range(100)] == [False] * 100
+    assert coordinator.asked == 1
+    coordinator.serials = ("one", "new")
+    clock.advance(AGAIN_S)
+    assert admitting.admits("new")
+
+
+def test_a_coordinator_that_is_away_is_believed_for_some_minutes_and_then_nobody_gets_anything():
+    clock, coordinator = FakeClock(), Coordinator("one")
+    admitting = Admitting(coordinator.ask, clock=clock)
+    assert admitting.admits("one")
+    coordinator.is_away = True
+    clock.advance(STALE_S)
+    assert admitting.admits("one")
+    clock.advance(1)
+    with pytest.raises(Unavailable):
+        admitting.admits("one")
+    with pytest.raises(Unavailable):
+        Admitting(coordinator.ask, clock=clock).admits("one")
