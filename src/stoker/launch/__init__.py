@@ -1,0 +1,1 @@
+"""Our programs started somewhere, and kept going: as services of this machine."""

@@ -1,0 +1,128 @@
+"""A service of this machine: one of our programs that starts with it, and is started again when it falls.
+
+Only nouns, and the rule by which one is made from what a person asked for. What a service manager reads is rendered
+beside this file, shown, and only then acted on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+from stoker.model.errors import BadInput
+from stoker.model.frozen import fresh, frozen
+
+HOPELESS = (2, *range(20, 30), 33, 35, 78)
+"""Exit codes that a restart can't mend: usage, configuration, not allowed, another version."""
+ASKED_TO_END = (130, 143)
+"""Exit codes of a program that was interrupted or asked to end: it did what it was told."""
+WATCHDOG_S = 180
+"""A program that has not said for so long that it lives is started again."""
+RESTART_S = 5
+LONGEST_RESTART_S = 300
+_STOP_S = 90.0
+# Beside the time that a job may take to save: for sending what it saved, and giving everything back.
+_GIVE_BACK_S = 120.0
+# Never whole families of variables: a service's file is read by everybody, and a token or a password is none of it.
+_PASSED_ON = (
+    "PATH",
+    "FLEET_HOST_ID",
+    "STOKER_CONTAINMENT",
+    "STOKER_COOKBOOKS",
+    "STOKER_LEDGER",
+    "STOKER_OFFLINE",
+    "STOKER_VRAM_LIMIT",
+    "HF_HOME",
+    "LANG",
+    "SSL_CERT_FILE",
+)
+
+
+class Kind(StrEnum):
+    """Which of our programs."""
+
+    SERVE = "serve"
+    WORK = "work"
+
+
+@frozen
+class Service:
+    """One of our programs, to be kept going."""
+
+    kind: Kind
+    label: str
+    """Its name among services, without what a service manager adds: `stoker-work`."""
+    about: str
+    argv: tuple[str, ...]
+    folder: str
+    """Where it runs."""
+    environment: Mapping[str, str] = fresh(factory=dict)
+    stop_s: float = _STOP_S
+    """How long it may take to end in order."""
+    after: str = ""
+    """The label of a service of the same machine that is started before it."""
+
+
+def make_service(  # noqa: PLR0913 - what a service is made of
+    kind: Kind,
+    words: Sequence[str],
+    *,
+    python: str,
+    home: str,
+    usual_home: str,
+    environment: Mapping[str, str],
+    called: str = "",
+    grace_s: float = 0.0,
+    after: str = "",
+) -> Service:
+    """Give the service of `stoker KIND WORDS…` for a home.
+
+    `called` tells it from others of its kind in the same home. A home that is not the usual one gets labels of its own.
+    Raises `BadInput` for what no service's file can say, or should not.
+    """
+    _refuse_secrets(words)
+    argv = (python, "-m", "stoker", str(kind), *words)
+    passed = {name: environment[name] for name in _PASSED_ON if environment.get(name)}
+    service = Service(
+        kind=kind,
+        label=label_of(kind, home, usual_home, called=called),
+        about="Stoker's coordinator" if kind is Kind.SERVE else f"Stoker's worker {called}".rstrip(),
+        argv=argv,
+        folder=home,
+        environment={"STOKER_HOME": home, **passed},
+        stop_s=_STOP_S if kind is Kind.SERVE else _GIVE_BACK_S + grace_s,
+        after=after,
+    )
+    _refuse_odd(service)
+    return service
+
+
+def label_of(kind: Kind, home: str, usual_home: str, *, called: str = "") -> str:
+    """Name a service: of the usual home plainly, of another one with a mark of its path."""
+    mark = "" if home == usual_home else f"-{hashlib.sha256(os.fsencode(home)).hexdigest()[:8]}"
+    return f"stoker-{kind}{mark}{f'-{called}' if called else ''}"
+
+
+def _refuse_secrets(words: Sequence[str]) -> None:
+    """Refuse an address with a password in it: whoever may list services would read it."""
+    for word in words:
+        place = word.partition("://")[2].partition("/")[0]
+        user = place.rpartition("@")[0]
+        if "://" in word and ":" in user:
+            shown = word.replace(user, f"{user.partition(':')[0]}:…", 1)
+            raise BadInput(
+                f"{shown} has a password in it, and a service's file is no place for one",
+                hint="leave it out of the address; PostgreSQL reads ~/.pgpass",
+            )
+
+
+def _refuse_odd(service: Service) -> None:
+    """Refuse what the files of service managers have no way to write down."""
+    texts = [*service.argv, service.folder, *service.environment.values()]
+    for text in texts:
+        if not text.isprintable() or any(0xD800 <= ord(char) <= 0xDFFF for char in text):
+            raise BadInput(f"{text!a} can't stand in a service's file", hint="choose a path of printable characters")
+    if not os.path.isabs(service.folder) or service.folder.endswith(("\\", " ")):
+        raise BadInput(f"{service.folder!a} can't be the folder of a service", hint="STOKER_HOME names another one")

@@ -1,0 +1,149 @@
+"""Services as text: what systemd, launchd and Windows read, with paths that try to be something else."""
+
+from __future__ import annotations
+
+import plistlib
+import shlex
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from stoker.launch.launchd_plist import render_plist
+from stoker.launch.services import HOPELESS, Kind, Service, label_of, make_service
+from stoker.launch.systemd_unit import WRITTEN_BY, render_unit
+from stoker.launch.windows_schedule import render_schedule
+from stoker.model.errors import BadInput
+from stoker.model.frozen import changed
+
+HOSTILE = "/srv/a b%h$HOME'\"\\é;#"
+SPACE = "{http://schemas.microsoft.com/windows/2004/02/mit/task}"
+
+
+def service_of(*words: str, kind: Kind = Kind.WORK, home: str = "/srv/stoker", **more: Any) -> Service:
+    environment: Mapping[str, str] = more.pop("environment", {"PATH": "/usr/bin:/bin"})
+    return make_service(
+        kind, words, python="/usr/bin/python3", home=home, usual_home="/srv/stoker", environment=environment, **more
+    )
+
+
+def settings_of(text: str) -> dict[str, str]:
+    return dict(line.partition("=")[::2] for line in text.splitlines() if "=" in line and not line.startswith("#"))
+
+
+def test_a_unit_says_how_to_start_restart_watch_and_stop():
+    said = settings_of(render_unit(service_of("--slots", "2", grace_s=60.0)))
+    assert said["ExecStart"] == '"/usr/bin/python3" "-m" "stoker" "work" "--slots" "2"'
+    assert said["Type"] == "notify"
+    assert said["WatchdogSec"] == "180"
+    assert said["Restart"] == "on-failure"
+    assert said["RestartPreventExitStatus"].split() == [str(code) for code in HOPELESS]
+    assert {"2", "20", "29", "33", "35", "78"} <= set(said["RestartPreventExitStatus"].split())
+    assert "75" not in said["RestartPreventExitStatus"].split(), "drained on purpose means: start me again"
+    assert said["TimeoutStopSec"] == "180"
+    assert said["WantedBy"] == "default.target"
+
+
+def test_a_killed_worker_leaves_its_jobs_to_the_next_one_and_a_coordinator_leaves_nothing():
+    assert settings_of(render_unit(service_of()))["KillMode"] == "process"
+    assert settings_of(render_unit(service_of(kind=Kind.SERVE)))["KillMode"] == "mixed"
+
+
+def test_what_systemd_would_read_as_its_own_is_escaped():
+    service = service_of("--name", HOSTILE, home=HOSTILE)
+    said = settings_of(render_unit(service))
+    words = shlex.split(said["ExecStart"].replace("%%", "%"))
+    assert words == [":/usr/bin/python3", "-m", "stoker", "work", "--name", HOSTILE]
+    assert said["WorkingDirectory"] == HOSTILE.replace("%", "%%")
+    assert f'"STOKER_HOME={HOSTILE}"'.replace("\\", "\\\\").replace("'\"", "'\\\"").replace("%", "%%") in render_unit(
+        service
+    )
+
+
+def test_no_secret_of_the_environment_gets_into_a_service():
+    environment = {
+        "PATH": "/bin",
+        "STOKER_OPERATOR_TOKEN": "s3cret",
+        "AWS_SECRET_ACCESS_KEY": "s3cret",
+        "HF_TOKEN": "s3cret",
+    }
+    service = service_of(environment=environment)
+    for text in (render_unit(service), render_plist(service), render_schedule(service)):
+        assert "s3cret" not in text
+    assert service.environment == {"STOKER_HOME": "/srv/stoker", "PATH": "/bin"}
+
+
+def test_an_address_with_a_password_is_refused_and_the_password_not_repeated():
+    with pytest.raises(BadInput) as refused:
+        service_of("--db", "postgresql://anna:hunter2@db.example/q", kind=Kind.SERVE)
+    assert "hunter2" not in str(refused.value)
+    assert "anna" in str(refused.value)
+    service_of("--db", "postgresql://anna@db.example:5432/q", kind=Kind.SERVE)
+
+
+@pytest.mark.parametrize(
+    "home", ["/srv/a\nb", "/srv/\udcff", "relative", "/srv/a\\"], ids=["line", "bytes", "part", "end"]
+)
+def test_a_folder_that_no_file_can_name_is_refused(home: str):
+    with pytest.raises(BadInput):
+        service_of(home=home)
+
+
+def test_homes_and_workers_have_services_of_their_own():
+    usual = label_of(Kind.WORK, "/srv/stoker", "/srv/stoker")
+    assert usual == "stoker-work"
+    labels = {usual, label_of(Kind.WORK, "/other", "/srv/stoker"), label_of(Kind.WORK, "/third", "/srv/stoker")}
+    labels |= {label_of(Kind.WORK, "/srv/stoker", "/srv/stoker", called="small"), label_of(Kind.SERVE, "/o", "/o")}
+    assert len(labels) == 5
+
+
+def test_a_worker_beside_a_coordinator_starts_after_it():
+    assert "After=stoker-serve.service" in render_unit(service_of(after="stoker-serve"))
+    assert render_unit(service_of()).startswith(WRITTEN_BY)
+
+
+def test_a_property_list_holds_every_word_as_it_is():
+    service = service_of("--name", HOSTILE, home=HOSTILE)
+    said = plistlib.loads(render_plist(service).encode())
+    assert tuple(said["ProgramArguments"][-len(service.argv) :]) == service.argv
+    assert said["EnvironmentVariables"]["STOKER_HOME"] == HOSTILE
+    assert said["KeepAlive"] == {"SuccessfulExit": False}
+
+
+@pytest.mark.parametrize(("code", "seen"), [(0, 0), (1, 1), (22, 0), (78, 0), (75, 75), (143, 0)])
+def test_the_shell_before_a_program_of_launchd_ends_with_0_where_a_restart_mends_nothing(code: int, seen: int):
+    service = changed(service_of(), argv=("/bin/sh", "-c", f"exit {code}"))
+    words = plistlib.loads(render_plist(service).encode())["ProgramArguments"]
+    assert subprocess.run(words, timeout=20, check=False).returncode == seen
+
+
+def test_the_shell_before_a_program_of_launchd_passes_the_request_to_end_on():
+    script = "trap 'echo ended; exit 143' TERM; echo ready; while :; do sleep 0.05; done"
+    service = changed(service_of(), argv=("/bin/sh", "-c", script))
+    words = plistlib.loads(render_plist(service).encode())["ProgramArguments"]
+    # One that is asked as soon as its program speaks: nothing is lost between the start and the first wait.
+    for _ in range(20):
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            process.terminate()
+            assert process.communicate(timeout=20)[0] == "ended\n"
+            assert process.returncode == 0
+
+
+def test_a_scheduled_job_sets_its_environment_and_quotes_its_words():
+    service = service_of("--name", "a b", home='/srv/with "quotes" & <signs>')
+    root = ET.fromstring(render_schedule(service).partition("\n")[2])
+    arguments = root.findtext(f"{SPACE}Actions/{SPACE}Exec/{SPACE}Arguments")
+    assert arguments is not None
+    assert arguments.endswith('work --name "a b"')
+    assert "STOKER_HOME" in arguments
+    assert root.findtext(f"{SPACE}Settings/{SPACE}ExecutionTimeLimit") == "PT0S"
+
+
+@pytest.mark.parametrize("home", ["/srv/%PATH%", "/srv/$(Arg0)"], ids=["percent", "dollar"])
+def test_a_path_that_windows_would_replace_is_refused(home: str):
+    with pytest.raises(BadInput):
+        render_schedule(service_of(home=home))
