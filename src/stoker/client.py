@@ -22,30 +22,31 @@ from types import TracebackType
 from typing import Self
 
 from stoker.assembly import Assembly
-from stoker.host.http.addresses import is_inner, read_address
+from stoker.host.http.addresses import asked_directly
 from stoker.model.errors import NotFound
 from stoker.model.lifecycle import JobState
 from stoker.wire.asking import DoneView, Leaderboard
 from stoker.wire.client import FleetClient
 from stoker.wire.event_stream import FleetEvent
-from stoker.wire.finding import Found, find_coordinator, no_coordinator_known
+from stoker.wire.finding import find_coordinator, no_coordinator_known
 from stoker.wire.orders import JobOrder, OnChangedCode, Submission, Submitted
 from stoker.wire.speaking import Patience
 from stoker.wire.views import FleetStatus, JobExplanation, JobStory, JobView, MachineView
 from stoker.wire.waiting import points_of, wait_for
 from stoker.worker.growing_lines import GrowingLines
-from stoker.worker.shipping.fetching import FleetResult, fetch_result
+from stoker.worker.shipping.fetching import FleetResult, fetch_result, folder_name
 from stoker.worker.shipping.line import Passage
 from stoker.worker.shipping.mirrored import Mirrored, log_files
+from stoker.worker.shipping.tree_sending import InFolder, InStore, send_tree
 from stoker.worker.submitting.manifest_orders import read_orders
 from stoker.worker.submitting.orders import Orders
 from stoker.worker.submitting.person import who_asks
+from stoker.worker.submitting.submitted_code import CodeWishes
 
 __all__ = ["Client"]
 
 _ANSWER_S = 30.0
 _RETRY_S = 10.0
-_FOLLOW_S = 600.0
 _HOLD_S = 2.0
 _LOOK_AGAIN_S = 0.5
 _BETWEEN_S = 0.05
@@ -57,17 +58,18 @@ class Client:
     """One coordinator. Safe to use from several threads; close it, or use it in a `with`."""
 
     def __init__(self, url: str | None = None, *, token: str | None = None) -> None:
-        """Find the coordinator as the command line does: `url`, else STOKER_COORDINATOR, else the one on this machine.
+        """Find the coordinator as the command line does: `url`, STOKER_COORDINATOR, this machine's, or the joined one.
 
-        `token` is the operator's, else STOKER_OPERATOR_TOKEN, else that of the coordinator on this machine. Raises
-        `NoCoordinator` if none is known; nobody is asked yet.
+        `token` is the operator's, else STOKER_OPERATOR_TOKEN, else that of the coordinator on this machine, else what
+        joining gave. Raises `NoCoordinator` if none is known; nobody is asked yet.
         """
         self._parts = Assembly.here()
         settings = self._parts.settings
         found = find_coordinator(url or "", environment=settings.environment, state=settings.state)
         if found is None:
             raise no_coordinator_known(settings.state)
-        self._transport = self._parts.open_transport(_ANSWER_S, direct=_direct(found))
+        direct = asked_directly(found.url)
+        self._transport = self._parts.open_transport(_ANSWER_S, direct=direct, fleet=found.identity)
         self._wire = FleetClient(
             self._transport,
             found.url,
@@ -92,8 +94,14 @@ class Client:
 
         `rerun` runs completed jobs again whose code is another now; otherwise their results are kept, and the answer
         says so. `dry_run` says what would change, and changes nothing. Raises `ManifestFaults` with every fault.
+        Code and data of a manifest's jobs are with the coordinator before they are submitted.
         """
-        return self._wire.submit(self._submission(what, rerun=rerun, dry_run=dry_run))
+        if isinstance(what, Submission):
+            return self._wire.submit(what)
+        orders = self._orders(what)
+        if not dry_run:
+            self._ship(orders)
+        return self._wire.submit(self._submission(orders, rerun=rerun, dry_run=dry_run))
 
     def jobs(
         self, *, state: str = "", name: str = "", recipe: str = "", machine: str = "", limit: int | None = None
@@ -127,10 +135,10 @@ class Client:
 
     def logs(self, name: str, *, follow: bool = False, attempt: int | None = None) -> Iterator[str]:
         """Give what a job printed, line by line; with `follow` until it ends, across attempts and machines."""
-        client = self._wire.more_patient(_FOLLOW_S if follow else _RETRY_S)
+        client = self._wire.more_patient() if follow else self._wire
         shown = 0
+        story = client.job(name)
         while True:
-            story = client.job(name)
             tries = [one.number for one in story.attempts if one.number > shown]
             if attempt is not None:
                 tries = [attempt]
@@ -145,6 +153,8 @@ class Client:
                 if JobState(story.job.state).is_terminal:
                     return
                 self._parts.clock.sleep(_LOOK_AGAIN_S)
+            # By its id: `last`, or a name, may mean another job by now.
+            story = client.job(story.job.id)
 
     def explain(self, name: str) -> JobExplanation:
         """Give why a job is where it is: every machine and device with its reason, and what would change it."""
@@ -197,13 +207,13 @@ class Client:
         for point in points:
             if is_sweep and point.state != JobState.COMPLETED:
                 continue
-            into = os.path.join(folder, point.label or point.name.rpartition("/")[2]) if is_sweep else os.fspath(folder)
-            files += self._get(point, os.path.abspath(into))
+            own = folder_name(point.label or point.name.rpartition("/")[2]) if is_sweep else ""
+            files += self._get(point, os.path.abspath(os.path.join(folder, own)))
         return files
 
     def events(self, after: int | None = None) -> Iterator[FleetEvent]:
         """Give what happens on the fleet, as it happens; `after` an event's id, everything behind that one first."""
-        return (event for event in self._wire.more_patient(_FOLLOW_S).events(after) if event is not None)
+        return (event for event in self._wire.more_patient().events(after) if event is not None)
 
     def close(self) -> None:
         """Let go of its connections."""
@@ -218,19 +228,24 @@ class Client:
     ) -> None:
         self.close()
 
-    def _submission(
-        self, what: str | os.PathLike[str] | Submission | Iterable[JobOrder], *, rerun: bool, dry_run: bool
-    ) -> Submission:
-        if isinstance(what, Submission):
-            return what
+    def _orders(self, what: str | os.PathLike[str] | Iterable[JobOrder]) -> Orders:
+        if not isinstance(what, str | os.PathLike):
+            return Orders(jobs=tuple(what))
         parts = self._parts
-        if isinstance(what, str | os.PathLike):
-            path = os.path.abspath(os.path.join(parts.settings.folder, os.path.expanduser(what)))
-            orders = read_orders(path, desk=parts.desk(), code=parts.code, name=os.fspath(what))
-        else:
-            orders = Orders(jobs=tuple(what))
+        path = os.path.abspath(os.path.join(parts.settings.folder, os.path.expanduser(what)))
+        wishes = CodeWishes(ours=(parts.settings.home,))
+        return read_orders(path, desk=parts.desk(), code=parts.code, name=os.fspath(what), wishes=wishes)
+
+    def _ship(self, orders: Orders) -> None:
+        for one in orders.to_send(self.url):
+            tree = one.tree
+            if not self._wire.want_tree(one.digest, files=len(tree.entries), size_bytes=tree.size_bytes).is_here:
+                source = InFolder(one.root) if one.record is None else InStore(self._parts.store, one.record)
+                send_tree(self._wire, tree, source, clock=self._parts.clock)
+
+    def _submission(self, orders: Orders, *, rerun: bool, dry_run: bool) -> Submission:
         return orders.submission(
-            key="" if dry_run else "".join(f"{parts.entropy():08x}" for _ in range(_KEY_WORDS)),
+            key="" if dry_run else "".join(f"{self._parts.entropy():08x}" for _ in range(_KEY_WORDS)),
             submitter=self._who(),
             on_changed_code=OnChangedCode.RERUN if rerun else OnChangedCode.KEEP,
             dry_run=dry_run,
@@ -270,9 +285,3 @@ class Client:
 
     def _who(self) -> str:
         return who_asks(self._parts.settings.environment)
-
-
-def _direct(found: Found) -> tuple[str, ...]:
-    """Give the coordinator's host if no proxy may stand before it: this computer, or its own network."""
-    host = read_address(found.url).origin.host
-    return (host,) if is_inner(host) else ()

@@ -10,10 +10,11 @@ from __future__ import annotations
 import sys
 
 from stoker.assembly.house import Assembly
+from stoker.host.other_user import OtherUser
 from stoker.model.frozen import changed
 from stoker.worker.attempt.assignment import Assignment
 from stoker.worker.attempt.running import run_attempt
-from stoker.worker.ordering import Desk
+from stoker.worker.program_order import RECIPE
 
 
 def main() -> int:
@@ -25,11 +26,19 @@ def main() -> int:
         if not line.endswith(b"\n"):
             return 0
         assignment = Assignment.from_line(line)
-        environment = {**assembly.settings.environment, **assignment.environment}
+        given = {**assignment.environment, **assignment.secrets}
+        environment = {**assembly.settings.environment, **given}
         folder = assignment.job.folder or assembly.settings.folder
         # Before anything that looks at devices or starts a program is built.
         assembly.settings = changed(assembly.settings, environment=environment, folder=folder)
-        return run_attempt(assignment, desk=_desk(assembly), tools=lambda: assembly.tools, runs=assembly.settings.runs)
+        assembly.hidden = tuple(assignment.secrets.values())
+        if assignment.run_as:
+            assembly.run_as = OtherUser.from_dict(assignment.run_as)
+            if assignment.job.recipe != RECIPE:
+                # A cookbook's stages run as we do: of this machine they get what was brought for the job alone.
+                assembly.cache.readable = tuple(assignment.paths.values())
+            assembly.granted = given
+        return run_attempt(assignment, desk=assembly.desk(), tools=lambda: assembly.tools, runs=assembly.settings.runs)
     finally:
         assembly.close()
 
@@ -47,21 +56,6 @@ def _warm_up(assembly: Assembly) -> None:
         import stoker.trainer.stoker_trainer  # noqa: F401 - checkpoints that programs report are kept with it
     except StokerError:
         return
-
-
-def _desk(assembly: Assembly) -> Desk:
-    settings = assembly.settings
-    return Desk(
-        catalogue=assembly.catalogue,
-        memo=assembly.store.memo,
-        clock=assembly.clock,
-        folder=settings.folder,
-        version=assembly.version,
-        entropy=assembly.entropy(),
-        environment=settings.environment,
-        capacity=assembly.capacity,
-        count_gpus=lambda: len(assembly.devices),
-    )
 
 
 if __name__ == "__main__":

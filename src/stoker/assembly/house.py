@@ -8,29 +8,27 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from stoker import __version__
 from stoker.assembly.settings import Settings, read_settings
+from stoker.assembly.this_machine import ThisMachine
 from stoker.model.clock import SystemClock
 
 if TYPE_CHECKING:
     from stoker.assembly.serving import Serving
-    from stoker.coordinator.service.options import ServeOptions
-    from stoker.hardware.ledger.guarding import Guard
-    from stoker.hardware.ledger.ledger import Ledger
-    from stoker.hardware.probes.asking import Asker
-    from stoker.hardware.probes.meters.meter import Meter
-    from stoker.hardware.smoke import Smoked
+    from stoker.coordinator.service.options import KeepTree, ServeOptions
     from stoker.hardware.survey import Survey
-    from stoker.host.containment.choice import Chosen
     from stoker.host.http.exchange import Transport
+    from stoker.host.http.settings import FleetIdentity
+    from stoker.host.http.unproven import UnprovenAnswer
+    from stoker.host.other_user import OtherUser
     from stoker.host.zygote import Zygote
+    from stoker.launch.installing import Installer
+    from stoker.launch.services import Kind, Service
     from stoker.model.capability import Capability
-    from stoker.model.devices import Device
-    from stoker.model.resources import Capacity
     from stoker.plan.cache import Cache
     from stoker.plan.catalogue import Catalogue
     from stoker.plan.code_identity import CodeIdentity
@@ -50,11 +48,8 @@ if TYPE_CHECKING:
     from stoker.worker.keeper.options import WorkOptions
     from stoker.worker.ordering import Desk
 
-COORDINATOR_PORT = 7717
-"""Where a coordinator listens unless told otherwise."""
 
-
-class Assembly:
+class Assembly(ThisMachine):
     """Builds the parts of one process."""
 
     version = __version__
@@ -62,6 +57,12 @@ class Assembly:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.clock = SystemClock()
+        self.run_as: OtherUser | None = None
+        """As whom programs run, if not as ourselves; set before the first one does."""
+        self.granted: Mapping[str, str] = {}
+        """Of the environment: what such a program gets in any case."""
+        self.hidden: tuple[str, ...] = ()
+        """What nobody may read in anything that a program prints."""
         self._first_forked: Stage | None = None
 
     @classmethod
@@ -161,10 +162,18 @@ class Assembly:
         settings = self.settings
         return Tools(engine=engine, store=self.store, clock=self.clock, runs=settings.runs, scratch=settings.scratch)
 
-    def open_transport(self, longest_wait_s: float, *, direct: tuple[str, ...] = ()) -> Transport:
+    def open_transport(
+        self,
+        longest_wait_s: float,
+        *,
+        direct: tuple[str, ...] = (),
+        fleet: FleetIdentity | None = None,
+        connect_s: float | None = None,
+    ) -> Transport:
         """Give a way to reach servers that waits for nothing longer than told. Whoever asks for it closes it.
 
-        `direct` are hosts that no proxy is asked for.
+        `direct` are hosts that no proxy is asked for. With a `fleet`, only what its CA signed is believed. Connecting
+        may be given less time than the rest.
         """
         from stoker.host.http.client import Urllib3Transport
         from stoker.host.http.settings import read_http_settings
@@ -172,7 +181,19 @@ class Assembly:
 
         read = read_http_settings(self.settings.environment, user_agent=f"stoker/{self.version}")
         waits = {name: min(getattr(read, name), longest_wait_s) for name in ("connect_s", "head_s", "read_s")}
-        return Urllib3Transport(changed(read, **waits, no_proxy=(*read.no_proxy, *direct)))
+        waits["connect_s"] = min(waits["connect_s"], longest_wait_s if connect_s is None else connect_s)
+        return Urllib3Transport(changed(read, **waits, no_proxy=(*read.no_proxy, *direct), fleet=fleet))
+
+    def ask_unproven(self, url: str, body: bytes, headers: dict[str, str]) -> UnprovenAnswer:
+        """Ask one question of a coordinator that has proven nothing yet: only for whoever joins a fleet."""
+        from stoker.host.http.addresses import asked_directly
+        from stoker.host.http.settings import read_http_settings
+        from stoker.host.http.unproven import ask_unproven
+        from stoker.model.frozen import changed
+
+        read = read_http_settings(self.settings.environment, user_agent=f"stoker/{self.version}")
+        settings = changed(read, no_proxy=(*read.no_proxy, *asked_directly(url)))
+        return ask_unproven(url, body, settings=settings, headers=headers)
 
     @cached_property
     def receipts(self) -> Receipts:
@@ -192,7 +213,7 @@ class Assembly:
         is_offline = offline or environment.get("STOKER_OFFLINE", "").lower() in ("1", "on", "yes", "true")
         return changed(read, offline=True) if is_offline else read
 
-    def serving(self, options: ServeOptions, read_manifest: Callable[[str], Submission]) -> Serving:
+    def serving(self, options: ServeOptions, read_manifest: Callable[[str, KeepTree], Submission]) -> Serving:
         """Give a coordinator that can be run."""
         from stoker.assembly.serving import Serving
 
@@ -204,8 +225,45 @@ class Assembly:
 
         return work(self, options, tell)
 
+    def service(
+        self, kind: Kind, words: Sequence[str], *, called: str = "", grace_s: float = 0.0, after: str = ""
+    ) -> Service:
+        """Give the service of `stoker KIND WORDS…` for this home; nothing is written."""
+        from stoker.launch.services import make_service
+
+        environment = self.settings.environment
+        usual = {name: value for name, value in environment.items() if name != "STOKER_HOME"}
+        return make_service(
+            kind,
+            words,
+            python=sys.executable,
+            home=self.settings.home,
+            usual_home=read_settings(usual, self.settings.folder).home,
+            environment=environment,
+            called=called,
+            grace_s=grace_s,
+            after=after,
+        )
+
+    def installer(self) -> Installer:
+        """Give what installs services here."""
+        from stoker.launch.installing import Installer
+        from stoker.launch.supervisors import supervisor_of
+
+        settings = self.settings
+        supervisor = supervisor_of(sys.platform, settings.environment, settings.home, user=os.getuid())
+        return Installer(supervisor, self._asker, self.clock)
+
+    def boot_trouble(self) -> str:
+        """Give the command without which services of this user do not start with the machine; empty: none is needed."""
+        from stoker.launch.supervisors import is_lingering
+
+        is_fine = sys.platform != "linux" or is_lingering(self.settings.environment)
+        return "" if is_fine else "loginctl enable-linger"
+
     def desk(self) -> Desk:
         """Give what takes orders, from the folder where this was started."""
+        from stoker.assembly.data_places import data_places_of
         from stoker.worker.ordering import Desk
 
         return Desk(
@@ -218,6 +276,7 @@ class Assembly:
             environment=self.settings.environment,
             capacity=self.capacity,
             count_gpus=lambda: len(self.devices),
+            data=data_places_of(self),
         )
 
     def make_state(self) -> None:
@@ -249,20 +308,6 @@ class Assembly:
 
         return InlineRunner()
 
-    @cached_property
-    def capacity(self) -> Capacity:
-        """What this machine may hand out."""
-        from stoker.hardware.capacity import capacity_here
-
-        return capacity_here()
-
-    @cached_property
-    def devices(self) -> tuple[Device, ...]:
-        """The devices that programs started from here may use."""
-        from stoker.hardware.devices_here import devices_here
-
-        return devices_here(self.settings.environment, ask=lambda: self._asker)
-
     def _open_devices(self, wake: Callable[[], None]) -> DeviceGate:
         from stoker.plan.ledger_gate import LedgerGate, read_limit
 
@@ -275,37 +320,6 @@ class Assembly:
             clock=self.clock,
             limit_percent=read_limit(self.settings.environment.get("STOKER_VRAM_LIMIT", "")),
         )
-
-    @cached_property
-    def ledger(self) -> Ledger:
-        """Who holds how much of which device, on the whole machine: STOKER_LEDGER, else the folder that all share."""
-        from stoker.hardware.ledger.ledger import DEFAULT_FOLDER, Ledger
-
-        folder = self.settings.environment.get("STOKER_LEDGER", "") or DEFAULT_FOLDER
-        folder = os.path.abspath(os.path.join(self.settings.folder, os.path.expanduser(folder)))
-        return Ledger(folder, clock=self.clock, meter=self.meter)
-
-    def guard(
-        self, size: str = "", *, job: str, share: bool = False, count: int = 1, timeout_s: float | None = None
-    ) -> Guard:
-        """Give a block that holds room on a device: so much of it, or with no size all of it.
-
-        Raises `NoRoom` if it can never fit, `RoomTimeout`, and `ValueError` for what is not a size.
-        """
-        from stoker.hardware.ledger.asking import WAIT_S, Ask, Candidate
-        from stoker.model.units import parse_size
-
-        candidates = tuple(one for one in map(Candidate.of, self.devices) if one is not None)
-        room_bytes = parse_size(size) if size else 0
-        ask = Ask(job=job, devices=candidates, count=count, vram_bytes=room_bytes, may_share=share)
-        return self.ledger.guard(ask, WAIT_S if timeout_s is None else timeout_s)
-
-    @cached_property
-    def meter(self) -> Meter:
-        """What measures devices' memory now."""
-        from stoker.hardware.probes.meters.metering import open_meter
-
-        return open_meter(self.devices, self.settings.environment)
 
     @cached_property
     def capability(self) -> Capability:
@@ -351,6 +365,7 @@ class Assembly:
         """What Stoker needs of this machine beside its hardware."""
         from stoker.hardware.survey import survey
         from stoker.store.materialise import reflink
+        from stoker.wire.finding import DEFAULT_PORT
 
         settings = self.settings
         places = {"store": settings.store, "runs": settings.runs, "scratch": settings.scratch}
@@ -358,43 +373,8 @@ class Assembly:
             {**places, "Hugging Face cache": self.hub_settings("").cache},
             contain=lambda: self.containment,
             reflink=reflink,
-            ports=(COORDINATOR_PORT,),
+            ports=(DEFAULT_PORT,),
         )
-
-    def smoke(self, capability: Capability) -> tuple[Smoked, ...]:
-        """Compute something small on the CPU and on each device of a snapshot."""
-        from stoker.hardware.smoke import smoke
-
-        return smoke(capability, self._asker)
-
-    @cached_property
-    def _asker(self) -> Asker:
-        from stoker.hardware.probes.asking import ProcessAsker
-
-        return ProcessAsker(self.settings.environment)
-
-    @cached_property
-    def _pythons(self) -> tuple[str, ...]:
-        """The interpreters of this machine that matter: the one that programs get here, and our own."""
-        from stoker.host.interpreter import find_python
-
-        settings = self.settings
-        found = find_python("", folder=settings.folder, environment=settings.environment, own_prefix=sys.prefix)
-        return tuple(dict.fromkeys(path for path in (found.path, sys.executable) if path))
-
-    def contain_by(self, mechanism: str) -> None:
-        """Use exactly this mechanism; call it before anything runs."""
-        from stoker.host.containment.choice import choose
-
-        self.__dict__["containment"] = choose(mechanism, environment=self.settings.environment)
-
-    @cached_property
-    def containment(self) -> Chosen:
-        """How this machine keeps a program's memory within bounds."""
-        from stoker.host.containment.choice import choose
-
-        settings = self.settings
-        return choose(settings.environment.get("STOKER_CONTAIN"), environment=settings.environment)
 
     @cached_property
     def _program_runner(self) -> StageRunner:
@@ -406,6 +386,9 @@ class Assembly:
             own_prefix=sys.prefix,
             trainer_folder=os.path.join(os.path.dirname(os.path.dirname(__file__)), "trainer"),
             has_gpus=bool(self.devices),
+            user=self.run_as,
+            granted=self.granted,
+            hidden=self.hidden,
         )
         return ProgramRunner(around, lambda: self.containment, self.clock)
 

@@ -11,25 +11,32 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from stoker.assembly.operator_token import long_enough, make_token, read_token
 from stoker.assembly.settings import Settings
-from stoker.coordinator.service.options import Ready, ServeOptions
+from stoker.coordinator.service.options import KeepTree, Ready, ServeOptions
 from stoker.host.listening import allow_many_files, listen_at, read_listen
+from stoker.host.notify_socket import NotifySocket
 from stoker.model.clock import Clock
-from stoker.model.errors import BadInput, NotFound
+from stoker.model.errors import BadInput, NotFound, Unavailable
+from stoker.model.fleet_errors import AlreadyServing
 from stoker.model.leases import Budgets, FleetTimes
-from stoker.wire.finding import OPERATOR_TOKEN
+from stoker.wire.finding import DEFAULT_PORT, OPERATOR_TOKEN
 from stoker.wire.orders import Submission
-from stoker.wire.protocol import DEFAULT_PORT
 
 if TYPE_CHECKING:
+    from stoker.assembly.secure_serving import SecureServing
     from stoker.coordinator.keeping.keeping import LocalKeeping
+    from stoker.coordinator.notifying.notifier import Notifier
     from stoker.coordinator.queue.queue import Queue
+    from stoker.coordinator.service.code_gate import CodeGate
     from stoker.coordinator.service.service import Parts
+    from stoker.model.artifacts import Tree
 
 HOST = "127.0.0.1"
 _HEARTBEATS_PER_LEASE = 3
@@ -48,7 +55,7 @@ class Serving:
         *,
         clock: Clock,
         version: str,
-        read_manifest: Callable[[str], Submission],
+        read_manifest: Callable[[str, KeepTree], Submission],
     ) -> None:
         self._settings = settings
         self._options = options
@@ -63,35 +70,52 @@ class Serving:
         times = self._times()
         host, port = read_listen(self._options.listen)
         host, port = host or HOST, DEFAULT_PORT if port < 0 else port
-        token, token_file = self._token(is_local=is_loopback(host))
+        token, token_file = self._token()
+        supervisor = NotifySocket(self._settings.environment, self._clock)
         with ExitStack() as held:
-            listening = held.enter_context(listen_at(host, port))
+            try:
+                listening = held.enter_context(listen_at(host, port))
+            except Unavailable as error:
+                raise self._why_taken(error, port) from None
             allow_many_files()
             # From here on it takes a while; what can't be is refused before.
-            from stoker.coordinator.service.running import Running, Stage
+            from stoker.coordinator.service.running import Pulse, Running, Stage
             from stoker.coordinator.service.service import Service
 
             port = listening.getsockname()[1]
-            parts = self._build(held, times)
+            # Nothing listens beyond loopback without TLS.
+            secure = None if is_loopback(host) else self._secure(host, port)
+            parts = self._build(held, times, secure)
             files = parts.files.read_again()
-            url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            url = secure.url if secure is not None else f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            ca_file = secure.ca_file if secure is not None else ""
             rules = rules_for(token=token, host=host, port=port)
             ready = Ready(
                 url=url,
                 database=parts.about.database,
                 token_file=token_file,
                 is_open=rules.is_open,
+                ca_file=ca_file,
                 times=times,
                 files=files,
             )
 
             def announce() -> None:
-                self._announce(url, token_file)
+                self._announce(secure.local_url if secure is not None else url, token_file, ca_file)
                 held.callback(self._withdraw)
+                supervisor.ready()
                 on_ready(ready)
 
             _keep_what_is_here()
-            stage = Stage(listening=listening, make=lambda: Service(parts, rules, say=say), on_ready=announce, say=say)
+            stage = Stage(
+                listening=listening,
+                make=lambda: Service(parts, rules, say=say),
+                on_ready=announce,
+                say=say,
+                tls=secure.tls() if secure is not None else None,
+                pulse=Pulse(beat=supervisor.alive, every_s=every_s) if (every_s := supervisor.beats_every_s) else None,
+            )
+            held.callback(supervisor.ending)
             return Running(stage).run()
 
     def _times(self) -> FleetTimes:
@@ -111,28 +135,37 @@ class Serving:
             start_s=min(usual.start_s, max(_LEAST_START_S, lease_s * _LEASES_TO_START)),
         )
 
-    def _token(self, *, is_local: bool) -> tuple[str, str]:
+    def _secure(self, host: str, port: int) -> SecureServing:
+        from stoker.assembly.secure_serving import SecureServing
+
+        return SecureServing(self._settings.state, self._options, host=host, port=port, clock=self._clock)
+
+    def _token(self) -> tuple[str, str]:
         """Give the operator's token and the file it lies in: one that was named, the environment's, else our own."""
         given = self._settings.environment.get(OPERATOR_TOKEN, "").strip()
         if self._options.token_file:
             return read_token(self._options.token_file), self._options.token_file
         if given:
             return long_enough(given, OPERATOR_TOKEN), ""
-        if not is_local:
-            raise BadInput(
-                "whoever listens to other machines needs a token",
-                hint=f"--token-file FILE or {OPERATOR_TOKEN}; without --listen it serves this machine alone",
-            )
         from stoker.wire.serve_file import TOKEN_NAME
 
         path = os.path.join(self._settings.state, TOKEN_NAME)
         return make_token(path), path
 
-    def _build(self, held: ExitStack, times: FleetTimes) -> Parts:
+    def _build(self, held: ExitStack, times: FleetTimes, secure: SecureServing | None) -> Parts:
+        from stoker.assembly.secure_serving import FOLDER as AUTHORITY
         from stoker.config.cluster_file import read_cluster
+        from stoker.coordinator.authority.revocations import NAME as REVOKED
+        from stoker.coordinator.authority.revocations import Revocations
         from stoker.coordinator.database.opening import open_database
+        from stoker.coordinator.health.gathering import Gatherer
+        from stoker.coordinator.health.watching import HealthWatch
+        from stoker.coordinator.keeping.chores import Chores
+        from stoker.coordinator.keeping.contents import Contents
         from stoker.coordinator.keeping.ingesting import Ingesting
         from stoker.coordinator.keeping.keeping import LocalKeeping
+        from stoker.coordinator.keeping.own_trees import keep_own_tree
+        from stoker.coordinator.keeping.tree_records import QueueTrees
         from stoker.coordinator.matching.matcher import Matcher
         from stoker.coordinator.queue.queue import Queue
         from stoker.coordinator.service.office import About
@@ -153,36 +186,86 @@ class Serving:
             matcher=Matcher(starved_s=times.starved_s),
             has_object=keeping.has_archive,
             version=self._version,
+            revocations=Revocations(os.path.join(self._settings.state, AUTHORITY, REVOKED)),
         )
         held.callback(queue.close)
         _forget_lost_past(keeping, queue)
         ingesting = held.enter_context(Ingesting(keeping.models, database))
         queue.on_change(ingesting.changed)
+        held.enter_context(Chores(keeping.objects))
+        held.enter_context(HealthWatch(queue, Gatherer(queue, clock=clock, version=self._version)))
+        notifier = held.enter_context(self._notifier(queue))
+        queue.on_change(notifier.changed)
         cluster, manifest = options.cluster, options.manifest
+        contents = Contents(keeping, QueueTrees(queue, database))
+
+        def keep(tree: Tree, root: str) -> None:
+            keep_own_tree(contents, keeping.objects, tree, root)
+
         files = Files(
             queue,
             cluster=(lambda: read_cluster(cluster, cluster)) if cluster else None,
-            manifest=(lambda: self._read_manifest(manifest)) if manifest else None,
+            manifest=(lambda: self._read_manifest(manifest, keep)) if manifest else None,
             source=cluster,
         )
         about = About(version=self._version, database=database.shown, started_s=clock.wall_s(), times=times)
-        return Parts(queue=queue, keeping=keeping, files=files, about=about, clock=clock)
+        enrolment = secure.enrolment() if secure is not None else None
+        return Parts(
+            queue=queue,
+            keeping=keeping,
+            files=files,
+            about=about,
+            clock=clock,
+            enrolment=enrolment,
+            code_gate=self._code_gate(),
+            notifier=notifier,
+        )
 
-    def _announce(self, url: str, token_file: str) -> None:
+    def _notifier(self, queue: Queue) -> Notifier:
+        from stoker.coordinator.notifying.notifier import Notifier
+        from stoker.host.http.settings import read_http_settings
+
+        settings = read_http_settings(self._settings.environment, user_agent=f"stoker/{self._version}")
+        return Notifier(queue, settings, clock=self._clock, chance=random.Random().random)  # noqa: S311 - spreads retries
+
+    def _code_gate(self) -> CodeGate | None:
+        options = self._options
+        if not options.code_repository:
+            return None
+        from stoker.coordinator.service.code_gate import CodeGate
+
+        return CodeGate(
+            options.code_repository,
+            options.code_branch,
+            environment=self._settings.environment,
+            clock=self._clock,
+        )
+
+    def _announce(self, url: str, token_file: str, ca_file: str) -> None:
         from stoker.host.identity import mine
         from stoker.wire.serve_file import ServeFile
 
         os.makedirs(self._settings.state, exist_ok=True)
-        ServeFile(url=url, owner=mine(), token_file=token_file, version=self._version).write(self._settings.state)
+        said = ServeFile(url=url, owner=mine(), token_file=token_file, version=self._version, ca_file=ca_file)
+        said.write(self._settings.state)
 
     def _withdraw(self) -> None:
-        from stoker.host.identity import mine
-        from stoker.wire.serve_file import NAME, read_serve_file
+        from stoker.wire.serve_file import withdraw
 
-        found = read_serve_file(self._settings.state)
-        if found is not None and found.owner == mine():
-            with suppress(OSError):
-                os.unlink(os.path.join(self._settings.state, NAME))
+        withdraw(self._settings.state)
+
+    def _why_taken(self, error: Unavailable, port: int) -> Exception:
+        """Say it if the program that has our address is this home's own coordinator."""
+        from stoker.wire.serve_file import living_coordinator
+
+        running = living_coordinator(self._settings.state)
+        if running is None or urlsplit(running.url).port != port:
+            return error
+        return AlreadyServing(
+            f"the coordinator of this home runs already: {running.url} (process {running.owner.pid})",
+            hint="commands here use it; stop it first, or give another STOKER_HOME and --listen",
+            url=running.url,
+        )
 
 
 def _keep_what_is_here() -> None:
@@ -200,9 +283,11 @@ def _forget_lost_past(keeping: LocalKeeping, queue: Queue) -> None:
 
     def known_attempts(job: str) -> int:
         try:
-            return len(reader.attempts_of(job))
+            attempts = reader.attempts_of(job)
         except NotFound:
             return 0
+        # Of very many only the newest are told.
+        return attempts[-1].number if attempts else 0
 
     generation = int(reader.meta().get("generation", "1"))
     forget_lost_past(keeping.attempt_files, keeping.folder, generation, known_attempts)

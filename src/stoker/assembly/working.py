@@ -5,34 +5,44 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stoker.hardware.detecting import host_name
-from stoker.host.http.addresses import is_inner, read_address
+from stoker.assembly.claiming_lines import ClaimingLines, Line
+from stoker.assembly.environments import maker_of
+from stoker.hardware.host_name import host_name
+from stoker.host.http.addresses import asked_directly
+from stoker.host.notify_socket import NotifySocket, for_children
 from stoker.model.errors import BadInput
 from stoker.model.frozen import changed
 from stoker.model.names import NODE_NAME_RULE, is_node_name
 from stoker.wire.client import FleetClient
-from stoker.wire.leasing import Claim, Granted
+from stoker.wire.leasing import Holdings
 from stoker.wire.speaking import Patience
 from stoker.worker.keeper.daemon import Worker, keep
-from stoker.worker.keeper.lines import Asking, Lines
+from stoker.worker.keeper.journal import workers_folder
+from stoker.worker.keeper.lines import Lines
 from stoker.worker.keeper.machine import Machine
 from stoker.worker.keeper.state import STOP_GRACE_S, Wishes
 
 if TYPE_CHECKING:
     from stoker.assembly.settings import Settings
     from stoker.hardware.ledger.ledger import Ledger
+    from stoker.host.containment.choice import Chosen
     from stoker.host.http.exchange import Transport
+    from stoker.host.http.settings import FleetIdentity
+    from stoker.host.other_user import OtherUser
     from stoker.model.capability import Capability
     from stoker.model.clock import Clock
     from stoker.plan.catalogue import Catalogue
     from stoker.store.local import LocalStore
     from stoker.worker.keeper.options import WorkOptions
+    from stoker.worker.preparing.preparing import Preparing
+    from stoker.worker.shipping.origins import Origins
 
 _LONGEST_WAIT_S = 30.0
+_USER_LOCKS = "/run/stoker/users"
 # Whoever speaks here decides itself when to say it again: its lease may be over by then.
 _ONCE = Patience(answer_s=20.0, retry_s=0.0)
 
@@ -51,10 +61,14 @@ class House(Protocol):
     def store(self) -> LocalStore: ...
     @property
     def ledger(self) -> Ledger: ...
+    @property
+    def containment(self) -> Chosen: ...
     def entropy(self) -> int: ...
     def make_state(self) -> None: ...
     def detect(self) -> Capability: ...
-    def open_transport(self, longest_wait_s: float, *, direct: tuple[str, ...] = ()) -> Transport: ...
+    def open_transport(
+        self, longest_wait_s: float, *, direct: tuple[str, ...] = (), fleet: FleetIdentity | None = None
+    ) -> Transport: ...
 
 
 def work(house: House, options: WorkOptions, tell: Callable[[str, dict[str, Any]], None]) -> int:
@@ -65,11 +79,17 @@ def work(house: House, options: WorkOptions, tell: Callable[[str, dict[str, Any]
     name = options.name or host_name(settings.environment)[0]
     if not is_node_name(name):
         raise BadInput(f"{name!r} can't be a worker's name", hint=f"--name NAME: {NODE_NAME_RULE}")
+    slots = options.slots or max(1, len(capability.usable_devices))
     with ExitStack() as opened:
+        place = os.path.join(workers_folder(settings.state), name)
+        users = _take_users(house, options, slots, place, opened)
+        lines = _open_lines(house, options, opened)
+        _keep_certificate(house, options, name, tell, opened)
+        _report_findings(house, options, changed(capability, hostname=name), opened)
         worker = Worker(
             name=name,
             wishes=Wishes(
-                slots=options.slots or max(1, len(capability.usable_devices)),
+                slots=slots,
                 is_once=options.is_once,
                 until_idle=options.until_idle,
                 stop_grace_s=STOP_GRACE_S if options.stop_grace_s is None else options.stop_grace_s,
@@ -77,19 +97,20 @@ def work(house: House, options: WorkOptions, tell: Callable[[str, dict[str, Any]
             slots=options.slots,
             declared=dict(options.declared),
             version=house.version,
-            lines=_open_lines(house, options, opened),
+            lines=lines,
             machine=Machine(
                 capability=changed(capability, hostname=name),
                 catalogue=house.catalogue,
-                environment=settings.environment,
+                environment=for_children(settings.environment),
                 own_prefix=sys.prefix,
                 home=settings.home,
                 ledger=lambda: house.ledger,
+                accepts=options.accepts,
             ),
             argv=(sys.executable, "-m", "stoker.assembly.attempting"),
             folder=settings.folder,
             state=settings.state,
-            place=os.path.join(settings.state, "worker", name),
+            place=place,
             runs=settings.runs,
             scratch=settings.scratch,
             store=lambda: house.store,
@@ -97,17 +118,150 @@ def work(house: House, options: WorkOptions, tell: Callable[[str, dict[str, Any]
             entropy=house.entropy,
             new_word=lambda: secrets.token_hex(16),
             tell=tell,
+            users=users,
+            supervisor=NotifySocket(settings.environment, house.clock),
+            holds=_holdings_of(house),
+            preparing=_preparing_of(house, options, name),
+            contents_at=_share_trees(house, options, opened),
         )
         return keep(worker)
 
 
-def _open_lines(house: House, options: WorkOptions, opened: ExitStack) -> Lines:
-    host = read_address(options.url).origin.host
-    # A proxy is for the way out; this computer and its own network are asked directly.
-    direct = (host,) if is_inner(host) else ()
+def _preparing_of(house: House, options: WorkOptions, name: str) -> Preparing:
+    """Give what brings code, data and environments of jobs to this home."""
+    from stoker.assembly.here import here_of
+    from stoker.model.frozen import fields_of
+    from stoker.model.json_text import dumps
+    from stoker.worker.preparing.child import PreparingProgram
+    from stoker.worker.preparing.preparing import Preparing
+    from stoker.worker.preparing.small_trees import SmallTrees
 
+    settings = house.settings
+    # Another user's program may not get to a file where whoever submitted it has it.
+    may_read_in_place = not options.run_as
+    here, _ = here_of(house, may_read_in_place=may_read_in_place, keeps_workspaces=options.keeps_workspaces)
+    way = {
+        "url": options.url,
+        "token": options.token,
+        "identity": {} if options.identity is None else fields_of(options.identity),
+        "worker": name,
+        "may_read_in_place": may_read_in_place,
+    }
+    return Preparing(
+        here=here,
+        program=PreparingProgram(
+            argv=(sys.executable, "-m", "stoker.assembly.preparing"),
+            folder=settings.folder,
+            environment=lambda: for_children(settings.environment),
+            clock=house.clock,
+        ),
+        ticket=lambda grant: dumps({**way, "grant": grant.model_dump(mode="json")}).encode() + b"\n",
+        clock=house.clock,
+        small=SmallTrees(
+            store=lambda: house.store, open_origins=lambda: _origins(house, options, name), clock=house.clock
+        ),
+    )
+
+
+@contextmanager
+def _origins(house: House, options: WorkOptions, name: str) -> Iterator[Origins]:
+    """Open the ways to whoever has trees of code."""
+    from stoker.worker.peering.reaching import peer_opener
+    from stoker.worker.shipping.origins import FleetOrigins
+
+    transport = house.open_transport(_LONGEST_WAIT_S, direct=asked_directly(options.url), fleet=options.identity)
+    try:
+        client = FleetClient(transport, options.url, clock=house.clock, token=options.token, patience=_ONCE)
+        opener = peer_opener(options.identity, clock=house.clock, user_agent=f"stoker/{house.version}")
+        with FleetOrigins(client, transport, worker=name, open_peer=opener) as origins:
+            yield origins
+    finally:
+        transport.close()
+
+
+def _holdings_of(house: House) -> Callable[[], Holdings]:
+    """Give what says which trees of the fleet lie in this home's store."""
+    from stoker.store.held import HeldTrees
+    from stoker.worker.preparing.rate import read_rate
+
+    held = HeldTrees(house.store)
+    environments = maker_of(house.settings, house.clock)
+    return lambda: Holdings(trees=held.look(), brings_bytes_per_s=read_rate(house.store), **environments.told())
+
+
+def _share_trees(house: House, options: WorkOptions, opened: ExitStack) -> str:
+    """Give trees to other machines of the fleet while this worker runs; give where, or nothing where that can't be."""
+    from stoker.worker.peering.admitting import Admitting
+    from stoker.worker.peering.sharing import share_trees
+
+    transport = house.open_transport(_LONGEST_WAIT_S, direct=asked_directly(options.url), fleet=options.identity)
+    opened.callback(transport.close)
+    line = FleetClient(transport, options.url, clock=house.clock, patience=_ONCE)
+    admitting = Admitting(line.live_certificates, clock=house.clock)
+    server = share_trees(options.url, options.identity, house.store, clock=house.clock, admits=admitting.admits)
+    if isinstance(server, str):
+        return ""
+    opened.callback(server.close)
+    return server.url
+
+
+def _take_users(house: House, options: WorkOptions, slots: int, place: str, opened: ExitStack) -> tuple[OtherUser, ...]:
+    """Take the users that jobs run as for this worker alone, if it was told any."""
+    if not options.run_as:
+        return ()
+    from stoker.host.other_user import read_users
+    from stoker.worker.keeper.users import USERS, check_users, lock_users
+
+    users = read_users(options.run_as)
+    check_users(users, slots=slots, home=house.settings.home, folder=os.path.join(place, USERS))
+    for lock in lock_users(users, _USER_LOCKS, house.clock):
+        opened.callback(lock.release)
+    return users
+
+
+def _keep_certificate(
+    house: House,
+    options: WorkOptions,
+    name: str,
+    tell: Callable[[str, dict[str, Any]], None],
+    opened: ExitStack,
+) -> None:
+    """Have the certificate of a machine that joined renewed in time, over a line of its own."""
+    identity = options.identity
+    if identity is None or not identity.certificate_file:
+        return
+    from stoker.worker.enrolling.renewing import Renewing
+
+    transport = house.open_transport(_LONGEST_WAIT_S, direct=asked_directly(options.url), fleet=identity)
+    opened.callback(transport.close)
+    line = FleetClient(transport, options.url, clock=house.clock, patience=_ONCE)
+    renewing = Renewing(line, name=name, certificate_file=identity.certificate_file, clock=house.clock, tell=tell)
+    renewing.start()
+    opened.callback(renewing.close)
+
+
+def _report_findings(house: House, options: WorkOptions, capability: Capability, opened: ExitStack) -> None:
+    """Have the coordinator told what is to be known of this machine, at the start and daily."""
+    from stoker.assembly.machine_findings import find_out
+    from stoker.worker.reporting import Reporting
+
+    transport = house.open_transport(_LONGEST_WAIT_S, direct=asked_directly(options.url), fleet=options.identity)
+    opened.callback(transport.close)
+    line = FleetClient(transport, options.url, clock=house.clock, token=options.token, patience=_ONCE)
+    reporting = Reporting(
+        line,
+        name=capability.hostname,
+        version=house.version,
+        look=lambda: find_out(house, capability),
+        clock=house.clock,
+    )
+    reporting.start()
+    opened.callback(reporting.close)
+
+
+def _open_lines(house: House, options: WorkOptions, opened: ExitStack) -> Lines:
     def open_transport() -> Transport:
-        return house.open_transport(_LONGEST_WAIT_S, direct=direct)
+        return house.open_transport(_LONGEST_WAIT_S, direct=asked_directly(options.url), fleet=options.identity)
 
     def client(transport: Transport) -> FleetClient:
         return FleetClient(transport, options.url, clock=house.clock, token=options.token, patience=_ONCE)
@@ -117,24 +271,10 @@ def _open_lines(house: House, options: WorkOptions, opened: ExitStack) -> Lines:
         opened.callback(transport.close)
         return client(transport)
 
-    def ask() -> Asking:
+    def open_line() -> Line:
         transport = open_transport()
-        return _Asking(client(transport), transport)
+        return client(transport), transport
 
-    words = open_client()
-    return Lines(url=words.url, words=words, bytes=open_client(), ask=ask)
-
-
-class _Asking:
-    """A line of its own, so that cutting it cuts nothing else."""
-
-    def __init__(self, client: FleetClient, transport: Transport) -> None:
-        self._client = client
-        self._transport = transport
-
-    def claim(self, claim: Claim) -> Granted:
-        return self._client.claim(claim)
-
-    def cut(self) -> None:
-        self._transport.abort()
-        self._transport.close()
+    words, claiming = open_client(), ClaimingLines(open_line)
+    opened.callback(claiming.close)
+    return Lines(url=words.url, words=words, bytes=open_client(), ask=claiming.ask, execs=open_client())

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,20 @@ import pytest
 from stoker.assembly.operator_token import make_token, read_token
 from stoker.assembly.serving import Serving
 from stoker.assembly.settings import Settings
-from stoker.coordinator.service.options import Ready, ServeOptions
+from stoker.coordinator.service.options import KeepTree, Ready, ServeOptions
+from stoker.host.identity import mine
 from stoker.model.clock import SystemClock
-from stoker.model.errors import BadInput, LocalFile, StokerError
+from stoker.model.errors import BadInput, LocalFile, StokerError, Unavailable
+from stoker.model.fleet_errors import AlreadyServing
 from stoker.wire.orders import Submission
+from stoker.wire.serve_file import ServeFile
 
 
 def never_ready(_ready: Ready) -> None:
     raise AssertionError("it listens")
 
 
-def never_read(_path: str) -> Submission:
+def never_read(_path: str, _keep: KeepTree) -> Submission:
     raise AssertionError("nobody named a manifest")
 
 
@@ -35,7 +39,7 @@ def serving(home: Path, environment: dict[str, str] | None = None, **options: An
     [
         ({"listen": "127.0.0.1:http"}, 2, "no port"),
         ({"listen": "127.0.0.1:99999"}, 2, "no port"),
-        ({"listen": "0.0.0.0:0"}, 2, "needs a token"),
+        ({"listen": "0.0.0.0:0", "advertise": "desk:80/x"}, 2, "no name of a host"),
         ({"listen": "192.0.2.1:0", "token_file": "TOKEN"}, 2, "can't be listened at"),
         ({"db": "mysql://x/y"}, 2, "not supported"),
         ({"lease_s": 10.0, "heartbeat_s": 30.0}, 2, "does not keep a lease"),
@@ -54,6 +58,17 @@ def test_what_can_not_be_served_is_refused_with_the_reason(tmp_path: Path, optio
     assert caught.value.exit_code == code
     assert says in str(caught.value)
     assert not (tmp_path / "state" / "serve.json").exists()
+
+
+def test_a_second_coordinator_of_a_home_is_told_of_the_first(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Unavailable, match="by another program"):
+            serving(tmp_path, listen=f"127.0.0.1:{port}").run(on_ready=never_ready, say=print)
+        url = f"http://127.0.0.1:{port}"
+        ServeFile(url=url, owner=mine()).write(str(tmp_path / "state"))
+        with pytest.raises(AlreadyServing, match=f"runs already: {url}"):
+            serving(tmp_path, listen=f"127.0.0.1:{port}").run(on_ready=never_ready, say=print)
 
 
 def test_a_heartbeat_follows_a_short_lease(tmp_path: Path):
@@ -87,5 +102,5 @@ def test_a_token_that_guards_nothing_is_refused(tmp_path: Path, mode: int, text:
 
 def test_the_environment_may_give_the_token_and_no_file_says_it(tmp_path: Path):
     environment = {"STOKER_OPERATOR_TOKEN": "a-long-enough-token-for-anybody"}
-    assert serving(tmp_path, environment)._token(is_local=False) == ("a-long-enough-token-for-anybody", "")
+    assert serving(tmp_path, environment)._token() == ("a-long-enough-token-for-anybody", "")
     assert not (tmp_path / "state").exists()

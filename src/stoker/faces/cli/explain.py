@@ -22,9 +22,10 @@ from stoker.model.errors import StokerError
 from stoker.model.json_text import dumps
 from stoker.plan.action import Difference
 from stoker.plan.preview import Forecast, preview
+from stoker.worker.config_paper import read_config
 from stoker.worker.continuing import go_on
 from stoker.worker.job_folder import JobFolder
-from stoker.worker.reordering import read_config, reorder, trials_of_job
+from stoker.worker.reordering import reorder, trials_of_job
 from stoker.worker.settings import Setting, settings_of
 from stoker.worker.story import NodeStory
 from stoker.worker.trials import Trial, is_sweep, shared_nodes, trial_numbered

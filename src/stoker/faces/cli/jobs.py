@@ -11,7 +11,7 @@ from stoker.faces.cli.grammar import Grammar, Option, whole
 from stoker.faces.cli.job_facts import job_table
 from stoker.faces.view.fleet import JOB_HEADER
 from stoker.faces.view.tables import table
-from stoker.hardware.detecting import host_name
+from stoker.hardware.host_name import host_name
 from stoker.model.errors import Usage
 from stoker.model.lifecycle import JobState
 from stoker.model.suggest import did_you_mean

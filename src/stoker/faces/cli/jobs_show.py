@@ -67,6 +67,8 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     header = ("stage", "", "took", "memory", "")
     for line in table([_row(node) for node in nodes], header=header, columns=out.columns) if nodes else ():
         out.line(line)
+    if nodes and ends:
+        out.line()
     if ends:
         for line in table([_trial_row(one) for one in ends], header=("", "trial", *header[1:]), columns=out.columns):
             out.line(line)

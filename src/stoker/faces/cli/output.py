@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from stoker.host.durable import translate
-from stoker.model.printable import printable
+from stoker.model.printable import json_printable, printable
 
 _COLOURS = {"green": "32", "red": "31", "yellow": "33", "dim": "2", "bold": "1"}
 
@@ -103,8 +103,8 @@ class Output:
             self.json_line(dumps(value))
 
     def json_line(self, text: str) -> None:
-        """Write a line that is JSON already."""
-        self._write(lambda: _write_all(self._json_fd, f"{text}\n".encode()))
+        """Write a line that is JSON already. It means the same to a program, and nothing to a terminal."""
+        self._write(lambda: _write_all(self._json_fd, f"{json_printable(text)}\n".encode()))
 
     def note(self, text: str) -> None:
         """Say something beside the answer, on standard error."""

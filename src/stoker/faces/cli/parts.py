@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stoker.host.containment.box import Containment
@@ -23,10 +23,14 @@ from stoker.store.objects.seam import ObjectStore
 from stoker.worker.execution import Tools
 
 if TYPE_CHECKING:
-    from stoker.coordinator.service.options import Coordinator, ServeOptions
+    from stoker.coordinator.service.options import Coordinator, KeepTree, ServeOptions
     from stoker.hardware.ledger.ledger import Ledger
     from stoker.hardware.smoke import Smoked
     from stoker.hardware.survey import Survey
+    from stoker.host.http.settings import FleetIdentity
+    from stoker.host.http.unproven import UnprovenAnswer
+    from stoker.launch.installing import Installer
+    from stoker.launch.services import Kind, Service
     from stoker.wire.orders import Submission
     from stoker.worker.keeper.options import WorkOptions
     from stoker.worker.ordering import Desk
@@ -34,6 +38,10 @@ if TYPE_CHECKING:
 
 class Settings(Protocol):
     """Where things lie."""
+
+    @property
+    def home(self) -> str:
+        """Where all that is Stoker's own lies."""
 
     @property
     def folder(self) -> str:
@@ -131,17 +139,41 @@ class Parts(Protocol):
     @property
     def receipts(self) -> Receipts: ...
 
-    def open_transport(self, longest_wait_s: float, *, direct: tuple[str, ...] = ()) -> Transport:
-        """Give a way to reach servers, those in `direct` without a proxy; whoever asks for it closes it."""
+    def open_transport(
+        self,
+        longest_wait_s: float,
+        *,
+        direct: tuple[str, ...] = (),
+        fleet: FleetIdentity | None = None,
+        connect_s: float | None = None,
+    ) -> Transport:
+        """Give a way to reach servers, those in `direct` without a proxy; whoever asks for it closes it.
+
+        With a `fleet`, only what its CA signed is believed. Connecting may be given less time than the rest.
+        """
+
+    def ask_unproven(self, url: str, body: bytes, headers: dict[str, str]) -> UnprovenAnswer:
+        """Ask one question of a coordinator that has proven nothing yet: only for whoever joins a fleet."""
 
     def hub_settings(self, endpoint: str, *, offline: bool = False) -> HubSettings:
         """Where the hub is and its cache lies; what is given wins over the environment."""
 
-    def serving(self, options: ServeOptions, read_manifest: Callable[[str], Submission]) -> Coordinator:
+    def serving(self, options: ServeOptions, read_manifest: Callable[[str, KeepTree], Submission]) -> Coordinator:
         """Give a coordinator that can be run."""
 
     def work(self, options: WorkOptions, tell: Callable[[str, dict[str, Any]], None]) -> int:
         """Be a worker of a coordinator until there is a reason to end; give the exit code."""
+
+    def service(
+        self, kind: Kind, words: Sequence[str], *, called: str = "", grace_s: float = 0.0, after: str = ""
+    ) -> Service:
+        """Give the service of `stoker KIND WORDS…` for this home; nothing is written."""
+
+    def installer(self) -> Installer:
+        """Give what installs services here."""
+
+    def boot_trouble(self) -> str:
+        """Give the command without which services of this user do not start with the machine; empty: none is needed."""
 
     def contain_by(self, mechanism: str) -> None:
         """Keep programs' memory within bounds by exactly this mechanism."""

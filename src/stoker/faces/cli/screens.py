@@ -60,6 +60,22 @@ class PlainScreen:
             said = lines
 
 
+class LineScreen:
+    """Only what lasts, as it comes."""
+
+    def __init__(self, out: Output) -> None:
+        self._out = out
+
+    def begin(self, running: Running) -> None:
+        return
+
+    def lasting(self, line: str) -> None:
+        self._out.line(line)
+
+    def close(self) -> None:
+        return
+
+
 class SilentScreen:
     """Says nothing, for those who asked for that."""
 

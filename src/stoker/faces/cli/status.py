@@ -62,7 +62,9 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     if not running and fleet is None:
         out.line("nothing runs")
     if pause is not None:
-        out.line(f"takes no jobs of a fleet: {pause.why()}; `stoker pause --off` ends that")
+        if fleet is not None:
+            out.line()
+        out.line(f"this machine takes no jobs of a fleet: {pause.why()}; `stoker pause --off` ends that")
     if recent:
         out.line()
         for line in job_table(recent, now_s=now_s, columns=out.columns):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from stoker.faces.view.health import health_rows
 from stoker.faces.view.stages import number
 from stoker.faces.view.tables import table
 from stoker.faces.view.times import ago, span
 from stoker.model.fleet_events import FleetKinds
-from stoker.model.printable import one_line
+from stoker.model.printable import one_line, outside
 from stoker.model.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def progress_text(view: JobView) -> str:
     step = ""
     if view.step is not None and view.state == "running":
         step = f"{100 * view.step // view.of} %" if view.of else f"step {view.step:,}"
-    says = view.says if view.state == "running" and not view.metrics else ""
+    says = view.says if view.state in ("claimed", "running") and not view.metrics else ""
     return "  ".join(filter(None, (step, metrics_text(view.metrics), one_line(says, _LONGEST_WHY))))
 
 
@@ -77,10 +78,11 @@ def attempt_row(attempt: AttemptView, now_s: float) -> list[str]:
     ended_s = attempt.ended_s if attempt.ended_s is not None else now_s
     # A failure of its own program is the plain one.
     cause = f" ({attempt.cause})" if attempt.cause not in ("", "user", attempt.ending) else ""
+    stands = "runs" if attempt.started_s is not None else "is prepared"
     return [
         str(attempt.number),
         attempt.machine,
-        f"{attempt.ending or 'runs'}{cause}",
+        f"{attempt.ending or stands}{cause}",
         ago(began_s, now_s),
         span(max(0.0, ended_s - began_s)),
         one_line(attempt.message, _LONGEST_WHY),
@@ -116,19 +118,28 @@ def machine_lines(machine: MachineView, now_s: float) -> list[str]:
     span_text = f" for {format_duration(until - now_s)}" if until is not None and until > now_s else ""
     system = " ".join(str(capability[name]) for name in ("os", "arch") if capability.get(name))
     ram = capability.get("ram_total_bytes")
+    cores = capability.get("cpu_cores")
     rows = [
         ["state", f"{machine.state}{span_text}{f': {machine.why}' if machine.why else ''}"],
         ["jobs", ": ".join(filter(None, (f"{machine.held} of {machine.slots}", ", ".join(machine.jobs))))],
         ["heard", ago(machine.last_seen_s, now_s)],
         ["system", system],
         ["cpu", str(capability.get("cpu_name") or "unknown")],
-        ["cores", str(capability.get("cpu_cores") or "unknown")],
-        ["RAM", format_size(ram) if isinstance(ram, int) else "unknown"],
+        ["cores", _counts(machine.cores, cores, str)],
+        ["RAM", _counts(machine.ram_bytes, ram, format_size)],
         *(["device", _device_text(device)] for device in machine.devices),
-        ["Stoker", machine.version],
+        *health_rows(machine, now_s),
         *(["drift", one] for one in machine.drift),
     ]
     return [machine.name, *table([[name, one_line(text)] for name, text in rows], indent="  ")]
+
+
+def _counts(offered: int | None, found: object, text: Callable[[int], str]) -> str:
+    """Say how much of something counts, and beside it what was found, if that is another."""
+    there = text(found) if isinstance(found, int) and found else "unknown"
+    if not offered or text(offered) == there:
+        return there
+    return f"{text(offered)} (found {there})"
 
 
 def _device_text(device: Mapping[str, Any]) -> str:
@@ -164,8 +175,26 @@ def event_text(event: Mapping[str, Any]) -> str:
     name = str(event.get("name") or event.get("machine") or "")
     on = f" on {event['machine']}" if event.get("machine") and event.get("name") else ""
     said = _SAID.get(kind, kind.replace("_", " "))
+    if kind == FleetKinds.JOB_CHECKPOINT and event.get("step") is not None:
+        said += f" of step {event['step']}"
     why = one_line(str(event.get("why") or event.get("message") or event.get("cause") or ""), _LONGEST_WHY)
-    return f"{name} {said}{on}{f': {why}' if why else ''}".strip()
+    back = ", back in the queue" if kind == FleetKinds.JOB_EXPIRED and event.get("to") == "pending" else ""
+    return outside(f"{name} {said}{on}{back}{f': {why}' if why else ''}{'; not your failure' if back else ''}".strip())
+
+
+def story_texts(events: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say a job's events, oldest first, in a line each; a start after a checkpoint tells which one it was given."""
+    texts, step = [], None
+    for event in events:
+        kind, text = event.get("kind"), event_text(event)
+        if kind == FleetKinds.JOB_CHECKPOINT:
+            step = event.get("step")
+        elif kind == FleetKinds.JOB_REQUEUED:
+            step = None
+        elif kind == FleetKinds.JOB_STARTED and step is not None:
+            text += outside(f", with the checkpoint of step {step}")
+        texts.append(text)
+    return texts
 
 
 _SAID = {
@@ -178,14 +207,19 @@ _SAID = {
     FleetKinds.JOB_RETRYING: "failed, and is tried again",
     FleetKinds.JOB_RELEASED: "given back",
     FleetKinds.JOB_DECLINED: "declined",
-    FleetKinds.JOB_EXPIRED: "back in the queue: its worker was lost",
+    FleetKinds.JOB_EXPIRED: "interrupted",
     FleetKinds.JOB_CANCELLING: "is to be cancelled",
     FleetKinds.JOB_CANCELLED: "cancelled",
     FleetKinds.JOB_REQUEUED: "queued again",
     FleetKinds.JOB_CHANGED: "changed",
     FleetKinds.JOB_READY: "may start: what it waited for has completed",
+    FleetKinds.EXEC_BEGUN: "somebody runs a command in it",
+    FleetKinds.EXEC_ENDED: "that command has ended",
     FleetKinds.MACHINE_JOINED: "joined",
     FleetKinds.MACHINE_CHANGED: "changed",
+    FleetKinds.MACHINE_LEFT: "left: its worker ended",
     FleetKinds.MACHINE_LOST: "was lost",
     FleetKinds.MACHINE_FORGOTTEN: "was forgotten",
+    FleetKinds.SYMPTOM: "is not well",
+    FleetKinds.SYMPTOM_OVER: "is well again",
 }

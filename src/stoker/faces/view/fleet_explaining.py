@@ -26,7 +26,7 @@ def explanation_lines(told: JobExplanation, *, now_s: float, columns: int) -> It
         left_s = told.starts_s - now_s
         when = f"in about {format_duration(left_s)}" if left_s >= 1 else "any moment"
         yield f"may start {when}{based}"
-    elif told.place_in_line is not None and told.machines:
+    elif told.place_in_line is not None and told.machines and not told.declines:
         yield "nobody knows when it may start: nothing like it was measured yet"
     rows = [row for machine in told.machines for row in _machine_rows(machine, now_s)]
     # Where a job could go matters while it waits.

@@ -8,6 +8,8 @@ from typing import Any
 from stoker.model.units import format_duration
 
 Fields = Mapping[str, Any]
+_SHORTEST_S = 0.05
+"""What took less would be said to take no time at all."""
 
 
 def keeping_line(kind: str, fields: Fields) -> str:
@@ -32,7 +34,7 @@ def _joined(fields: Fields) -> str:
 
 
 def _ended(fields: Fields) -> str:
-    took = f" after {format_duration(fields['seconds'])}" if fields.get("seconds") else ""
+    took = f" after {format_duration(fields['seconds'])}" if fields.get("seconds", 0.0) >= _SHORTEST_S else ""
     return f"{fields['job']} {fields['state']}{took}{_because(fields)}"
 
 
@@ -63,13 +65,19 @@ _LINES: dict[str, Callable[[Fields], str]] = {
     "dropped": lambda fields: f"{fields['job']} is no longer ours, its result is dropped{_because(fields)}",
     "lease_over": lambda fields: f"{fields['job']}: its lease is over{_because(fields)}",
     "adopted": lambda fields: f"{fields['job']} found again, running as process {fields['pid']}",
+    "exec": lambda fields: f"{fields['job']}: an operator runs {fields['program']} in it",
     "left_behind": lambda fields: f"{fields['job']} was left behind by an earlier worker and is ended",
     "checkpoint": lambda fields: f"{fields['job']} goes on from a checkpoint{_because(fields)}",
     "checkpoint_missing": lambda fields: f"{fields['job']} begins anew, its checkpoint did not come{_because(fields)}",
-    "away": lambda fields: f"the coordinator does not answer, jobs go on{_because(fields)}",
+    "not_shipped": lambda fields: f"{fields['job']}: not all of it is brought to the coordinator{_because(fields)}",
+    "away": lambda fields: (
+        f"the coordinator does not answer{', jobs go on' if fields.get('held') else ''}{_because(fields)}"
+    ),
     "back": lambda _fields: "the coordinator answers again",
     "refused": lambda fields: f"ends{_because(fields)}{_hint(fields)}",
     "closed": _closed,
+    "certificate_renewed": lambda fields: f"the certificate of {fields['worker']} is renewed",
+    "certificate_not_renewed": lambda fields: f"the certificate can't be renewed yet{_because(fields)}{_hint(fields)}",
     "open": lambda fields: f"takes work again ({fields['by']})",
     "idle": lambda _fields: "nothing is left for this machine",
     "leaving": lambda fields: f"leaving, gives back what it holds ({fields['held']}){_because(fields)}",

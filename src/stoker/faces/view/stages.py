@@ -102,7 +102,8 @@ def number(value: object) -> str:
     if isinstance(value, float) and math.isfinite(value) and not value.is_integer():
         return f"{value:.4g}"
     if isinstance(value, float) and math.isfinite(value):
-        return f"{value:g}"
+        # Nobody means minus zero.
+        return f"{value + 0.0:g}"
     return str(value)
 
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stoker.model.printable import outside
+
 _GAP = "  "
 
 
 def table(
     rows: Sequence[Sequence[str]], *, header: Sequence[str] = (), columns: int = 0, indent: str = ""
 ) -> list[str]:
-    """Lay rows out. `columns` is the width of the screen, 0 for as wide as it gets; only the last column wraps."""
-    shown = [list(header), *map(list, rows)] if header else [list(row) for row in rows]
+    """Lay rows out. `columns` is the width of the screen, 0 for as wide as it gets; only the last column wraps.
+
+    No cell breaks its line, whoever wrote what stands in it.
+    """
+    shown = [[outside(cell) for cell in row] for row in ((header, *rows) if header else rows)]
     if not shown:
         return []
     count = max(map(len, shown))

@@ -6,8 +6,20 @@ from typing import Any
 
 import pytest
 
-from stoker.faces.view.fleet import attempt_row, event_text, job_row, machine_lines, machine_row, took_s
+from stoker.faces.view.fleet import (
+    attempt_row,
+    event_text,
+    job_row,
+    machine_lines,
+    machine_row,
+    metrics_text,
+    story_texts,
+    took_s,
+)
 from stoker.faces.view.fleet_explaining import explanation_lines
+from stoker.faces.view.keeping import keeping_line
+from stoker.faces.view.stages import number
+from stoker.faces.view.tables import table
 from stoker.wire.views import AttemptView, JobExplanation, JobView, MachineView
 
 NOW_S = 10_000.0
@@ -97,11 +109,54 @@ def test_a_machine_says_what_it_holds_and_until_when_it_is_closed():
     assert any("GPU-1" in line and "taken by a" in line for line in machine_lines(machine, NOW_S))
 
 
+def test_a_machine_shows_what_counts_and_beside_it_what_was_found():
+    capability = {"cpu_cores": 2, "ram_total_bytes": 64 << 30}
+    lines = machine_lines(_machine(cores=1, ram_bytes=64 << 30, capability=capability), NOW_S)
+    said = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines[1:] if len(line.split()) > 1}
+    assert (said["cores"], said["RAM"]) == ("1 (found 2)", "64.0 GiB")
+
+
+def test_minus_zero_is_zero():
+    assert number(-0.0) == "0"
+    assert metrics_text({"loss": -0.0}) == "loss 0"
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "line"),
+    [
+        ("away", {"why": "timed out", "held": 0}, "the coordinator does not answer: timed out"),
+        ("away", {"why": "", "held": 2}, "the coordinator does not answer, jobs go on"),
+        ("ended", {"job": "a", "state": "cancelled", "seconds": 0.01}, "a cancelled"),
+        ("ended", {"job": "a", "state": "failed", "seconds": 2.0}, "a failed after 2.0s"),
+    ],
+    ids=["idle", "busy", "at-once", "later"],
+)
+def test_a_workers_line_says_no_more_than_there_is(kind: str, fields: dict[str, Any], line: str):
+    assert keeping_line(kind, fields) == line
+
+
 def test_an_event_is_a_line():
     event = {"kind": "job_expired", "name": "resnet/2", "machine": "lab1", "cause": "lost"}
-    assert event_text(event) == "resnet/2 back in the queue: its worker was lost on lab1: lost"
+    assert event_text(event) == "resnet/2 interrupted on lab1: lost"
+    back = {**event, "why": "its worker was lost, 1 of 3", "to": "pending"}
+    told = "resnet/2 interrupted on lab1, back in the queue: its worker was lost, 1 of 3; not your failure"
+    assert event_text(back) == told
     assert event_text({"kind": "machine_joined", "machine": "lab1"}) == "lab1 joined"
     assert event_text({"kind": "something_new", "name": "x"}) == "x something new"
+
+
+def test_a_start_tells_from_which_checkpoint_unless_the_job_was_queued_anew():
+    def event(kind: str, **more: Any) -> dict[str, Any]:
+        return {"kind": kind, "name": "a", "machine": "lab1", **more}
+
+    started, saved = event("job_started"), event("job_checkpoint", step=4)
+    assert story_texts([started, saved, started, event("job_requeued"), started]) == [
+        "a runs on lab1",
+        "a saved a checkpoint of step 4 on lab1",
+        "a runs on lab1, with the checkpoint of step 4",
+        "a queued again on lab1",
+        "a runs on lab1",
+    ]
 
 
 def test_an_explanation_has_a_row_for_every_machine_and_device():
@@ -153,3 +208,9 @@ def test_an_explanation_has_a_row_for_every_machine_and_device():
 def test_places_in_line_are_ordinals(place, said):
     told = JobExplanation(job=_job(), verdict="waits", place_in_line=place)
     assert next(iter(explanation_lines(told, now_s=NOW_S, columns=0))) == f"resnet/3: waits ({said} in line)"
+
+
+def test_no_cell_breaks_its_line_whoever_wrote_it():
+    first, second = table([["a\nforged  completed", "b\x1b[2J"], ["c", "d"]])
+    assert first.isprintable()
+    assert second.startswith("c ")

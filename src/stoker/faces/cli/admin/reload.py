@@ -21,12 +21,13 @@ GRAMMAR = Grammar(
 
 def perform(call: Call, given: dict[str, Any]) -> int:
     """Have them read."""
+    from stoker.wire.asking import NOTHING_GIVEN
+
     done = reach(call, given["at"]).reload(dry_run=given["dry_run"])
     call.out.object({**done.model_dump(mode="json"), "dry_run": given["dry_run"]})
-    for name in done.changed:
-        call.out.line(f"{'would change' if given['dry_run'] else 'changed'}: {name}")
+    # Every change is one of the notes, by its name; what is changed itself is for programs.
     for note in done.notes:
-        call.out.line(note)
-    if not done.changed and not done.notes:
-        call.out.line("nothing changed")
+        call.out.line(f"would change: {note}" if given["dry_run"] else note)
+    if not done.notes:
+        call.out.line(NOTHING_GIVEN if done.data.get("files") == 0 else "nothing changed")
     return 0

@@ -43,7 +43,10 @@ def close_or_open(
     span = f" for {format_duration(for_s)}" if for_s else ""
     what = f"{given['name']} ({', '.join(asked.devices)})" if asked.devices else given["name"]
     call.out.object({"machine": given["name"], **asked.model_dump(mode="json"), **done.model_dump(mode="json")})
-    call.out.line(f"{what} {said}{span}{f': {asked.why}' if asked.why else ''}")
+    if done.changed:
+        # What a note says counts more than what may follow from it.
+        does = said.partition(":")[0] if done.notes else said
+        call.out.line(f"{what} {does}{span}{f': {asked.why}' if asked.why else ''}")
     for note in done.notes:
-        call.out.note(f"note: {note}")
+        call.out.note(f"note: {note}" if done.changed else note)
     return 0

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.fleet.naming import FleetJob
-from stoker.model.errors import NotFound, TooManyTrials
+from stoker.model.errors import NotFound
 from stoker.model.frozen import changed
 from stoker.worker.gathering import Gathered, Gathering
 from stoker.worker.shipping.mirrored import Mirrored
@@ -14,8 +14,8 @@ from stoker.worker.shipping.mirrored import Mirrored
 if TYPE_CHECKING:
     from stoker.wire.views import JobView
 
-MOST_POINTS = 500
-"""Each is fetched with all its curves."""
+_MANY_POINTS = 500
+"""Each is fetched with all its curves: for more of them it is said what takes so long."""
 
 
 def gathering_of(call: Call, job: FleetJob, point: JobView | None = None) -> Gathering:
@@ -36,17 +36,13 @@ def gathered_points(call: Call, job: FleetJob) -> tuple[Gathering, list[Gathered
     points = [point for point in job.points() if point.attempt]
     if not points:
         raise NotFound(f"no point of {job.ref} has run yet", hint=f"stoker explain {job.ref}")
-    if len(points) > MOST_POINTS:
-        raise TooManyTrials(
-            f"{job.ref} has {len(points):,} points; {MOST_POINTS} are the most that are compared with their curves",
-            hint="`stoker status` and the leaderboard rank any number of them",
-            trials=len(points),
-        )
-    gatherings = [gathering_of(call, job, point) for point in points]
-    found = [
-        _as_point(one, point) for gathering, point in zip(gatherings, points, strict=True) for one in gathering.trials()
-    ]
-    return gatherings[0], found
+    if len(points) > _MANY_POINTS:
+        call.out.note(f"fetching what {len(points):,} points measured, with their curves…")
+    first = gathering_of(call, job, points[0])
+    found = [_as_point(one, points[0]) for one in first.trials()]
+    for point in points[1:]:
+        found += [_as_point(one, point) for one in gathering_of(call, job, point).trials()]
+    return first, found
 
 
 def _as_point(one: Gathered, point: JobView) -> Gathered:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.fleet.naming import FleetJob
 from stoker.faces.cli.fleet.showing import fleet_stages
-from stoker.faces.view.fleet import attempt_row, event_text
+from stoker.faces.view.fleet import attempt_row, story_texts
 from stoker.faces.view.fleet_explaining import explanation_lines
 from stoker.faces.view.tables import table
 from stoker.faces.view.times import ago, span
@@ -35,11 +35,14 @@ def explain_fleet_job(call: Call, job: FleetJob) -> int:
         rows = [[node.node, f"{node.ending} {span(node.seconds)}".strip(), node.message] for node in stages]
         for line in table(rows, header=("stage", "then", "why"), columns=out.columns):
             out.line(line)
-    events = job.story.events[-_MOST_EVENTS:]
+    events = job.story.events
     if events:
         out.line()
-        for event in events:
-            out.line(f"{ago(float(event.get('ts', now_s)), now_s):>12}  {event_text(event)}")
+        told_events = list(zip(events, story_texts(events), strict=True))
+        for event, text in told_events[-_MOST_EVENTS:]:
+            at_s = event.get("ts")
+            when = ago(at_s, now_s) if isinstance(at_s, float | int) else ""
+            out.line(f"{when:>12}  {text}")
     return 0
 
 

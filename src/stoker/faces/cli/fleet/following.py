@@ -5,6 +5,8 @@ It goes on by offset: across attempts on other machines, and across restarts of 
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from stoker.faces.cli.call import Call
@@ -12,6 +14,7 @@ from stoker.faces.cli.fleet.naming import FleetJob
 from stoker.faces.cli.log_reading import LogReading
 from stoker.model.errors import NotFound, Usage
 from stoker.model.lifecycle import JobState
+from stoker.worker.growing_lines import GrowingLines
 from stoker.worker.shipping.mirrored import Mirrored, log_files
 
 if TYPE_CHECKING:
@@ -20,7 +23,8 @@ if TYPE_CHECKING:
 _WAIT_S = 2.0
 _LOOK_AGAIN_S = 0.5
 _BETWEEN_S = 0.05
-_LONGEST_AWAY_S = 600.0
+_PREPARING = "preparing"
+PREPARING = f"{_PREPARING}.log"
 
 
 def show_fleet_logs(call: Call, job: FleetJob, *, stage: str, attempt: int | None, follows: bool) -> int:
@@ -55,10 +59,11 @@ class _Following:
         self._call = call
         self._job = job
         # A coordinator may start again while its jobs are followed; what was shown is not shown twice.
-        self._client = job.client.more_patient(_LONGEST_AWAY_S)
+        self._client = job.client.more_patient()
         self._stage = stage
         self._said = ""
         self._mirror: Mirrored | None = None
+        self._has_prepared = False
 
     def close(self) -> None:
         if self._mirror is not None:
@@ -92,11 +97,16 @@ class _Following:
         """Show one attempt."""
         self.close()
         mirror = self._mirror = Mirrored(self._client, self._job.view.id, attempt.number, wants=log_files)
+        self._has_prepared = False
         if attempt.number > 1:
             self._call.out.note(f"attempt {attempt.number}, on {attempt.machine}")
         reading: LogReading | None = None
+        path = os.path.join(mirror.folder.log_folder, PREPARING)
+        prepared = GrowingLines(path) if self._stage in ("", _PREPARING) else None
         while True:
             has_come = mirror.pull(wait_s=_WAIT_S if follows else 0.0)
+            if prepared is not None and mirror.has(f"logs/{PREPARING}"):
+                self._show_prepared(prepared.fresh())
             if reading is None and mirror.has("job.json"):
                 reading = LogReading(self._call, mirror.folder, self._stage)
             if reading is not None:
@@ -110,6 +120,17 @@ class _Following:
         elif not follows:
             self._call.out.note(f"note: nothing of attempt {attempt.number} has arrived yet")
         return 0
+
+    def _show_prepared(self, lines: Iterable[bytes]) -> None:
+        """Show what its machine did before it could start."""
+        out = self._call.out
+        for line in lines:
+            if not self._has_prepared:
+                self._has_prepared = True
+                out.line(f"==> {_PREPARING} <==")
+            text = line.decode(errors="backslashreplace")
+            out.object({"node": _PREPARING, "line": text})
+            out.line(text)
 
     def _tell_end(self, story: JobStory) -> None:
         view = story.job

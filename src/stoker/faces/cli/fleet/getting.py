@@ -10,11 +10,10 @@ from stoker.faces.cli.call import Call
 from stoker.faces.cli.fleet.naming import FleetJob
 from stoker.faces.cli.under_way import under_way
 from stoker.host.durable import move_into
-from stoker.host.names import name_fault, shown_name
-from stoker.model.errors import BadAnswer, Refused, Usage
+from stoker.model.errors import NotFound, Refused, Usage
 from stoker.model.lifecycle import JobState
 from stoker.model.units import format_size
-from stoker.worker.shipping.fetching import FleetResult, fetch_result
+from stoker.worker.shipping.fetching import FleetResult, fetch_result, folder_name
 from stoker.worker.shipping.line import Passage
 from stoker.worker.shipping.receiving import receive
 
@@ -31,23 +30,18 @@ def get_fleet_job(call: Call, job: FleetJob, given: dict[str, Any]) -> int:
         return _get_metrics(call, job, given["metrics"])
     points = [point for point in job.points() if not job.is_sweep or point.state == JobState.COMPLETED]
     if not points:
-        raise Refused(f"no point of {job.ref} has completed yet", hint=f"stoker jobs show {job.ref}")
+        raise Refused(f"no point of {job.ref} has completed", hint=f"stoker jobs show {job.ref}")
     if given["bundle"] is not None:
         return _get_archive(call, job, points, given)
-    folder = os.path.join(call.parts.settings.folder, given["dir"] or _checked(job.ref).replace("/", os.sep))
+    folder = os.path.join(call.parts.settings.folder, given["dir"] or folder_name(job.ref).replace("/", os.sep))
+    is_any_empty = False
     for point in points:
-        own = _checked(point.label or point.name.rpartition("/")[2])
+        own = folder_name(point.label or point.name.rpartition("/")[2])
         target = os.path.join(folder, own) if job.is_sweep else folder
-        _get(call, job, point, target, is_forced=given["force"])
+        is_any_empty |= not _get(call, job, point, target, is_forced=given["force"])
+    if is_any_empty:
+        call.out.note("note: what a program writes into $STOKER_OUT comes back, and what `outputs` names")
     return 0
-
-
-def _checked(name: str) -> str:
-    """Give a name for a folder back. A coordinator has no business anywhere but below the folder that was asked for."""
-    fault = name_fault(name)
-    if fault:
-        raise BadAnswer(f"the coordinator has a job that no folder can be called by: {shown_name(name)}: {fault}")
-    return name
 
 
 def _get_metrics(call: Call, job: FleetJob, path: str) -> int:
@@ -59,7 +53,8 @@ def _get_metrics(call: Call, job: FleetJob, path: str) -> int:
     return write_metrics(call, job.ref, gathered, os.path.join(call.parts.settings.folder, path))
 
 
-def _get(call: Call, job: FleetJob, point: JobView, target: str, *, is_forced: bool) -> None:
+def _get(call: Call, job: FleetJob, point: JobView, target: str, *, is_forced: bool) -> int:
+    """Bring one result; say how many files came."""
     if os.path.lexists(target) and not os.path.isdir(target):
         raise Refused(f"{target} is there and no folder", hint=f"say which one: stoker get {point.name} DIR")
     if not is_forced and os.path.isdir(target) and os.listdir(target):
@@ -80,11 +75,14 @@ def _get(call: Call, job: FleetJob, point: JobView, target: str, *, is_forced: b
         }
     )
     count = len(laid_out.files)
-    out.line(f"{point.name}: {count} file{'' if count == 1 else 's'} in {laid_out.folder}")
-    if not count:
-        out.note("note: it left no files; what a program writes into $STOKER_OUT comes back, and what `outputs` names")
+    out.line(
+        f"{point.name}: {count} file{'' if count == 1 else 's'} in {laid_out.folder}"
+        if count
+        else f"{point.name} left no files"
+    )
     for kept in laid_out.kept_edits:
         out.note(f"note: you had edited it, so it was kept: {kept}")
+    return count
 
 
 def _get_archive(call: Call, job: FleetJob, points: list[JobView], given: dict[str, Any]) -> int:
@@ -109,6 +107,15 @@ def _get_archive(call: Call, job: FleetJob, points: list[JobView], given: dict[s
 
 
 def _wanted(job: FleetJob, point: JobView) -> FleetResult:
+    if point.state != JobState.COMPLETED:
+        where = f" on {point.machine}" if point.machine and not JobState(point.state).is_terminal else ""
+        done = JobState(point.state).is_terminal
+        hint = (
+            f"stoker jobs show {point.name}" if done else f"stoker jobs wait {point.name}; stoker explain {point.name}"
+        )
+        raise NotFound(
+            f"{point.name} is {point.state}{where}: there is no result {'of it' if done else 'yet'}", hint=hint
+        )
     story = job.story if point.id == job.view.id else job.client.job(point.id)
     return FleetResult.of(point.name, point.id, story.bundle, recipe=point.recipe, machine=point.machine)
 

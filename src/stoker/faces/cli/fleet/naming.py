@@ -52,10 +52,12 @@ def meant(call: Call, target: str, at: str | None = "") -> JobFolder | FleetJob:
     coordinator = find(call, at)
     if coordinator is None:
         try:
-            return call.find_job(name)
+            found = call.find_job(name)
         except NotFound:
             note_if_gone(call)
             raise
+        _refuse_point(call, target, found)
+        return found
     client = client_of(call, coordinator)
     fleet = _of_fleet(call, client, target, is_named=bool(at))
     local = _here(call, name, fleet)
@@ -64,8 +66,20 @@ def meant(call: Call, target: str, at: str | None = "") -> JobFolder | FleetJob:
     if isinstance(fleet, FleetJob):
         return fleet
     if local is not None:
+        if isinstance(fleet, NoCoordinator):
+            _refuse_point(call, target, local)
         return local
     raise fleet
+
+
+def _refuse_point(call: Call, target: str, local: JobFolder) -> None:
+    """Refuse `NAME/3` where only an attempt of some point lies here: which point, only the coordinator can tell."""
+    if split_ref(target)[0] == target.partition("/")[0] or "fleet" not in local.spec().options:
+        return
+    from stoker.wire.finding import no_coordinator_known
+
+    error = no_coordinator_known(call.parts.settings.state)
+    raise NoCoordinator(f"{target} is a job of the fleet, and {error.message}", hint=error.hint)
 
 
 def meant_of_fleet(call: Call, target: str, at: str | None = "") -> FleetJob | None:

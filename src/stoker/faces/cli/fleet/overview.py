@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stoker.faces.view.fleet import JOB_HEADER, MACHINE_HEADER, job_row, leader_table, machine_row
+from stoker.faces.view.health import symptom_lines
 from stoker.faces.view.tables import table
 from stoker.faces.view.times import span
 from stoker.model.frozen import frozen
@@ -48,7 +49,8 @@ class FleetLook:
         yield f"jobs: {_counts(status.jobs, [str(state) for state in JobState])}"
         yield f"machines: {_counts(status.machines)}"
         if status.settling_s > 0:
-            yield f"it started just now: nothing expires for {format_duration(status.settling_s)}"
+            yield f"it started just now: whoever is silent keeps its jobs for {format_duration(status.settling_s)} more"
+        yield from symptom_lines(status.symptoms, now_s)
         if self.machines:
             yield ""
             rows = [machine_row(one, now_s) for one in self.machines[:_MACHINES]]

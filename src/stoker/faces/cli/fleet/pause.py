@@ -13,7 +13,7 @@ from stoker.host.lockfile import is_locked
 from stoker.model.errors import StokerError, Usage
 from stoker.model.units import format_duration
 from stoker.wire.asking import MachineAsk
-from stoker.worker.keeper.journal import Journal
+from stoker.worker.keeper.journal import Journal, workers_folder
 from stoker.worker.keeper.owner_pause import Pause, clear_pause, read_pause, write_pause
 from stoker.worker.submitting.person import user_name
 
@@ -50,6 +50,8 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     call.out.object({"is_paused": True, "until_s": until_s, "workers": workers})
     span = "until `stoker pause --off`" if for_s is None else f"for {format_duration(for_s)}"
     call.out.line(f"paused {span}: {_told(workers)}")
+    if for_s is not None:
+        call.out.note("`stoker pause --off` ends it before that")
     return 0
 
 
@@ -75,7 +77,7 @@ def _told(workers: list[str]) -> str:
 def _tell_coordinators(call: Call, workers: list[str], ask: MachineAsk | None) -> None:
     """Have the fleet see it at once. The workers act on the wish by themselves, so nobody has to answer."""
     for name in workers:
-        written = Journal(_place(call.parts.settings.state, name)).read()
+        written = Journal(os.path.join(workers_folder(call.parts.settings.state), name)).read()
         if written is None:
             continue
         try:
@@ -89,13 +91,9 @@ def _tell_coordinators(call: Call, workers: list[str], ask: MachineAsk | None) -
             call.out.note(f"note: the coordinator was not told, {name} will tell it: {error}")
 
 
-def _place(state: str, name: str) -> str:
-    return os.path.join(state, "worker", name)
-
-
 def _workers(state: str) -> list[str]:
     """Name the workers of this home that run now."""
-    place = os.path.join(state, "worker")
+    place = workers_folder(state)
     with suppress(OSError):
-        return [name for name in sorted(os.listdir(place)) if is_locked(Journal(_place(state, name)).lock_path)]
+        return [name for name in sorted(os.listdir(place)) if is_locked(Journal(os.path.join(place, name)).lock_path)]
     return []

@@ -11,9 +11,8 @@ from stoker.faces.cli.fleet.reaching import AT
 from stoker.faces.cli.grammar import Grammar, Positional
 from stoker.model.errors import IllegalMove, Usage
 from stoker.model.lifecycle import JobState
+from stoker.model.requirements import MOST_PRIORITY
 from stoker.worker.submitting.person import who_asks
-
-_MOST = 1_000_000
 
 GRAMMAR = Grammar(
     "jobs priority",
@@ -23,7 +22,7 @@ GRAMMAR = Grammar(
     ),
     positionals=(
         Positional("NAME", help="a job's name, `name/3`, `last`, or the beginning of an id"),
-        Positional("N", key="priority", help=f"from -{_MOST:,} to {_MOST:,}"),
+        Positional("N", key="priority", help=f"from -{MOST_PRIORITY:,} to {MOST_PRIORITY:,}"),
     ),
     options=(AT,),
     examples=("stoker jobs priority resnet 10", "stoker jobs priority gbt -- -5"),
@@ -36,7 +35,9 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     job = fleet_job(call, given["name"], given["at"])
     live = [point for point in job.points() if not JobState(point.state).is_terminal]
     if not live:
-        raise IllegalMove(f"{job.ref} has ended; there is no line for it", hint=f"stoker jobs requeue {job.ref}")
+        state = f"is {job.view.state}" if not job.is_sweep else "has ended, all of its points"
+        hint = f"stoker jobs show {job.ref}; stoker jobs requeue {job.ref} puts it back into the line"
+        raise IllegalMove(f"{job.ref} {state}: it does not wait in line", hint=hint, state=job.view.state)
     job.client.set_priority_of_jobs(
         [point.id for point in live], priority, by=who_asks(call.parts.settings.environment)
     )
@@ -52,7 +53,10 @@ def _read(text: str) -> int:
     try:
         number = int(text)
     except ValueError:
-        number = _MOST + 1
-    if abs(number) > _MOST:
-        raise Usage(f"{text!r} is not a whole number from -{_MOST:,} to {_MOST:,}", hint="stoker jobs priority NAME 10")
+        number = MOST_PRIORITY + 1
+    if abs(number) > MOST_PRIORITY:
+        raise Usage(
+            f"{text!r} is not a whole number from -{MOST_PRIORITY:,} to {MOST_PRIORITY:,}",
+            hint="stoker jobs priority NAME 10",
+        )
     return number

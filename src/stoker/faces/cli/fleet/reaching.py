@@ -1,4 +1,4 @@
-"""The coordinator that a command means: `--at URL`, else STOKER_COORDINATOR, else the one that serves this home."""
+"""The coordinator that a command means: `--at URL`, STOKER_COORDINATOR, this home's own, or the one it joined."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ from typing import TYPE_CHECKING
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.grammar import Option
 from stoker.model.errors import BadAnswer
-from stoker.model.fleet_errors import NoCoordinator
+from stoker.model.fleet_errors import NoCoordinator, NotAllowed
 from stoker.wire.finding import Found, coordinator_gone, find_coordinator, no_coordinator_known
 
 if TYPE_CHECKING:
     from stoker.wire.client import FleetClient
 
-AT = Option("--at", value="URL", help="the coordinator; STOKER_COORDINATOR, or the one on this machine, unless told")
+AT = Option(
+    "--at",
+    value="URL",
+    help="the coordinator; unless told STOKER_COORDINATOR, the one on this machine, or the one that was joined",
+)
 _ANSWER_S = 30.0
 _RETRY_S = 1.0
+_CONNECT_S = 3.0
 
 
 def reach(call: Call, at: str | None = "") -> FleetClient:
@@ -38,11 +43,12 @@ def reach_if_any(call: Call, at: str | None = "") -> FleetClient | None:
     if found is None:
         note_if_gone(call)
         return None
-    client = client_of(call, found)
+    # A laptop that is elsewhere now need not wait for the fleet that it joined.
+    client = client_of(call, found, connect_s=None if at else _CONNECT_S)
     try:
         # Where nobody asked for it, nobody waits for it.
         (client if at else client.more_patient(0.0)).jobs(limit=1)
-    except (NoCoordinator, BadAnswer) as error:
+    except (NoCoordinator, BadAnswer, NotAllowed) as error:
         if at:
             raise
         call.out.note(f"note: {error.message}; only what is here is shown")
@@ -56,15 +62,14 @@ def note_if_gone(call: Call) -> None:
         call.out.note(f"note: the coordinator of this home ({url}) is not running; `stoker serve` starts it again")
 
 
-def client_of(call: Call, found: Found) -> FleetClient:
+def client_of(call: Call, found: Found, *, connect_s: float | None = None) -> FleetClient:
     """Give a client of a coordinator; its connections are closed with the command."""
-    from stoker.host.http.addresses import is_inner, read_address
+    from stoker.host.http.addresses import asked_directly
     from stoker.wire.client import FleetClient
     from stoker.wire.speaking import Patience
 
-    host = read_address(found.url).origin.host
-    # A proxy is for the way out; this computer and its own network are asked directly.
-    transport = call.parts.open_transport(_ANSWER_S, direct=(host,) if is_inner(host) else ())
+    direct = asked_directly(found.url)
+    transport = call.parts.open_transport(_ANSWER_S, direct=direct, fleet=found.identity, connect_s=connect_s)
     call.keep_open(transport)
     patience = Patience(answer_s=_ANSWER_S, silence_s=_ANSWER_S, retry_s=_RETRY_S)
     return FleetClient(transport, found.url, clock=call.parts.clock, token=found.token, patience=patience)

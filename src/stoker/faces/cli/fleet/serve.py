@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from stoker.coordinator.service.options import Ready, ServeOptions
+from stoker.coordinator.service.options import KeepTree, Ready, ServeOptions
 from stoker.faces.cli.call import Call
+from stoker.faces.cli.fleet.services import INSTALL, UNINSTALL, YES, refuse_both
 from stoker.faces.cli.grammar import Grammar, Option, duration
 from stoker.faces.cli.output import Output
 from stoker.model.units import format_duration
@@ -16,8 +17,10 @@ GRAMMAR = Grammar(
     "serve",
     about=(
         "Serve a queue of jobs: workers join it, people submit to it. One process, SQLite in a file unless another "
-        "database is named; it listens to this machine alone unless told otherwise. Ctrl-C or TERM ends it in order, "
-        "and nothing that was answered is lost; HUP reads the cluster file and the manifest again."
+        "database is named; it listens to this machine alone unless told otherwise. Elsewhere it speaks TLS from its "
+        "own CA: machines and people join with a code (`stoker machines invite`). Ctrl-C or TERM ends it in order, "
+        "and nothing that was answered is lost; HUP reads the cluster file and the manifest again. With --install it "
+        "starts with this machine, listens to others, and a worker beside it."
     ),
     options=(
         Option("--db", value="URL", help="sqlite:///PATH or postgresql://…; unless told, a file below STOKER_HOME"),
@@ -26,12 +29,25 @@ GRAMMAR = Grammar(
         Option("--manifest", value="FILE", help="jobs to begin with"),
         Option("--lease", value="TIME", read=duration, help="how long a silent worker keeps its jobs, 90s unless told"),
         Option("--heartbeat", value="TIME", read=duration, help="how often workers speak, 30s unless told"),
-        Option("--token-file", value="FILE", help="the operator's token; needed to listen to other machines"),
+        Option("--token-file", value="FILE", help="the operator's token; unless told, one is made below STOKER_HOME"),
+        Option("--advertise", value="NAME[,NAME]", help="names by which other machines reach it, beside its own"),
+        Option("--certificate-life", value="TIME", read=duration, help="of machines' certificates, 30d unless told"),
+        Option(
+            "--accept-code",
+            value="REPO[:BRANCH]",
+            help="take only programs whose code is one of the last 100 commits of this git repository",
+        ),
+        INSTALL,
+        UNINSTALL,
+        YES,
     ),
     examples=(
         "stoker serve",
         "stoker serve --manifest manifest.toml --cluster cluster.yaml",
         "stoker serve --db postgresql://stoker@localhost/stoker",
+        "stoker serve --listen 0.0.0.0 --advertise desk.example.org",
+        "stoker serve --accept-code /srv/git/project.git:main",
+        "stoker serve --install",
         "stoker serve --listen 127.0.0.1:0 --json",
     ),
 )
@@ -39,6 +55,11 @@ GRAMMAR = Grammar(
 
 def perform(call: Call, given: dict[str, Any]) -> int:
     """Serve."""
+    refuse_both(given)
+    if given["install"] or given["uninstall"]:
+        from stoker.faces.cli.fleet.serve_service import install_serve, uninstall_serve
+
+        return install_serve(call, given) if given["install"] else uninstall_serve(call)
     options = ServeOptions(
         db=given["db"] or "",
         listen=given["listen"] or "",
@@ -47,10 +68,13 @@ def perform(call: Call, given: dict[str, Any]) -> int:
         lease_s=given["lease"],
         heartbeat_s=given["heartbeat"],
         token_file=_path(call, given["token_file"]),
+        advertise=given["advertise"] or "",
+        certificate_life_s=given["certificate_life"],
+        **_accepted_code(call, given["accept_code"]),
     )
     out = call.out
     out.goes_on_unread = out.is_watched = True
-    serving = call.parts.serving(options, lambda path: _read_manifest(call, path))
+    serving = call.parts.serving(options, lambda path, keep: _read_manifest(call, path, keep))
     return serving.run(on_ready=lambda ready: _tell(out, ready), say=out.note)
 
 
@@ -63,19 +87,35 @@ def _tell(out: Output, ready: Ready) -> None:
     out.line(f"serving {ready.url}, {ready.database}")
     out.line(
         f"leases {format_duration(times.lease_s)}, a heartbeat every {format_duration(times.heartbeat_s)}; "
-        + ("open to this machine" if ready.is_open else "everybody needs the operator's token")
+        + ("open to this machine" if ready.is_open else "TLS from the fleet's own CA")
     )
     if ready.token_file:
         out.line(f"operator's token in {ready.token_file}")
-    out.note(f"next: stoker work --join {ready.url}   then: stoker submit manifest.toml")
+    join = f"stoker work --join {ready.url}" if ready.is_open else "stoker machines invite"
+    out.note(f"next: {join}   then: stoker submit manifest.toml")
 
 
-def _read_manifest(call: Call, path: str) -> Submission:
+def _read_manifest(call: Call, path: str, keep: KeepTree) -> Submission:
     from stoker.plan.code_identity import CodeIdentity
     from stoker.worker.submitting.manifest_orders import read_orders
+    from stoker.worker.submitting.submitted_code import CodeWishes
 
     code = CodeIdentity(os.path.join(call.parts.settings.state, "code.json"))
-    return read_orders(path, desk=call.desk(), code=code).submission(submitter="coordinator")
+    wishes = CodeWishes(ours=(call.parts.settings.home,))
+    orders = read_orders(path, desk=call.desk(), code=code, wishes=wishes)
+    for packed in orders.packed:
+        keep(packed.tree, packed.project.root)
+    return orders.submission(submitter="coordinator")
+
+
+def _accepted_code(call: Call, text: str | None) -> dict[str, str]:
+    """Read `REPO[:BRANCH]`; a path with a colon in it may be meant, too."""
+    if not text:
+        return {}
+    path, colon, branch = text.rpartition(":")
+    if not colon or os.path.exists(call.path(text)):
+        return {"code_repository": call.path(text)}
+    return {"code_repository": call.path(path), "code_branch": branch}
 
 
 def _path(call: Call, text: str | None) -> str:

@@ -16,6 +16,7 @@ from stoker.faces.view.tables import table
 from stoker.faces.view.times import ago, span
 from stoker.model.errors import NotFound, StokerError
 from stoker.model.lifecycle import JobState
+from stoker.model.printable import outside
 from stoker.worker.masking import masked_args
 from stoker.worker.program_order import is_found
 from stoker.worker.shipping.mirrored import Mirrored, story_files
@@ -23,6 +24,9 @@ from stoker.worker.shipping.mirrored import Mirrored, story_files
 if TYPE_CHECKING:
     from stoker.wire.views import JobStory
     from stoker.worker.story import NodeStory
+
+_MOST_PACKAGES = 8
+_SHORT = 12
 
 
 def show_fleet_job(call: Call, job: FleetJob) -> int:
@@ -77,7 +81,7 @@ def _memory(node: NodeStory) -> str:
 def _lines(call: Call, story: JobStory, args: dict[str, Any]) -> list[str]:
     view, now_s = story.job, call.parts.clock.wall_s()
     where = f" on {view.machine}" if view.machine and view.state in ("claimed", "running") else ""
-    why = f" ({view.why})" if view.why else ""
+    why = f" ({_inside(view.why)})" if view.why else ""
     took = took_s(view, now_s)
     by = f" by {view.submitter}" if view.submitter else ""
     verb = "took" if JobState(view.state).is_terminal else "runs for"
@@ -87,7 +91,7 @@ def _lines(call: Call, story: JobStory, args: dict[str, Any]) -> list[str]:
         f"{when} · id {view.id[:12]} · priority {view.priority}",
         f"recipe  {view.recipe}",
         *(
-            f"  {name}={value_text(value)}"
+            f"  {_inside(name)}={_inside(value_text(value))}"
             for name, value in flat(args).items()
             # What is empty is as everywhere.
             if not is_found(view.recipe, name) and value not in ("", None, [], {})
@@ -97,10 +101,55 @@ def _lines(call: Call, story: JobStory, args: dict[str, Any]) -> list[str]:
         lines.append(f"after   {', '.join(story.after)}")
     if view.metrics:
         lines.append(f"metrics {metrics_text(view.metrics)}")
+    lines += [*origin_lines(story), *python_lines(story)]
     if view.result:
         lines.append(f"result  stoker get {view.name}")
-    hint = story.error.get("hint") if view.state == "failed" else ""
+    hint = _inside(str(story.error.get("hint") or "")) if view.state == "failed" else ""
     return [*lines, *([f"hint: {hint}"] if hint else [])]
+
+
+def origin_lines(story: JobStory) -> list[str]:
+    """Tell which code and which data the last try ran with, by digest."""
+    facts = story.attempts[-1].facts if story.attempts else {}
+    tree, commit, data = facts.get("code_tree"), facts.get("commit"), facts.get("data")
+    lines = []
+    if isinstance(tree, str) and tree:
+        stands = f"  {_inside(commit_text(commit))}" if isinstance(commit, str) and commit else ""
+        lines.append(f"code    tree {_inside(tree[:_SHORT])}{stands}")
+    if isinstance(data, dict):
+        lines += [f"data    {_inside(str(name))} {_inside(_short(str(held)))}" for name, held in data.items()]
+    return lines
+
+
+def commit_text(commit: str) -> str:
+    """Say on which commit code stands, and in how many files it differs: `COMMIT+2`."""
+    whole, _, uncommitted = commit.partition("+")
+    files = "1 file" if uncommitted == "1" else f"{uncommitted} files"
+    return f"commit {whole[:_SHORT]}" + (f", {files} changed since" if uncommitted else "")
+
+
+def _short(held: str) -> str:
+    kind, _, digest = held.partition(":")
+    return f"{kind} {digest[:_SHORT]}" if kind == "tree" else held
+
+
+def python_lines(story: JobStory) -> list[str]:
+    """Tell with which interpreter and packages the last try ran, if it was one of its own."""
+    told = story.attempts[-1].facts.get("python") if story.attempts else None
+    if not isinstance(told, dict):
+        return []
+    packages = told.get("packages")
+    names = [f"{name} {version}" for name, version in packages.items()] if isinstance(packages, dict) else []
+    shown = ", ".join(names[:_MOST_PACKAGES]) + (
+        f" and {len(names) - _MOST_PACKAGES} more" if names[_MOST_PACKAGES:] else ""
+    )
+    lines = [f"python  {_inside(str(told.get('python', '')))}  {_inside(str(told.get('interpreter', '')))}"]
+    return [*lines, f"        {_inside(shown)}"] if names else lines
+
+
+def _inside(text: str) -> str:
+    """Give what somebody wrote so that each of its lines is seen to be a part of ours."""
+    return "\n      ".join(outside(line) for line in text.split("\n"))
 
 
 def _show_points(call: Call, job: FleetJob) -> int:

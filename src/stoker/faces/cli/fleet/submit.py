@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from stoker.config.config_file import SUFFIXES
@@ -12,12 +14,15 @@ from stoker.faces.cli.grammar import Grammar, Option, Positional, duration, whol
 from stoker.faces.cli.wanting import read_wanted
 from stoker.model.errors import TooManyTrials, Usage
 from stoker.model.frozen import changed
+from stoker.model.requirements import MOST_PRIORITY
 
 if TYPE_CHECKING:
+    from stoker.store.trees import Heed
     from stoker.wire.client import FleetClient
+    from stoker.worker.ordering import Desk
     from stoker.worker.submitting.orders import Orders
+    from stoker.worker.submitting.submitted_code import CodeWishes
 
-_MOST_PRIORITY = 1_000_000
 _MOST_ATTEMPTS = 100
 
 
@@ -25,9 +30,9 @@ def _priority(text: str) -> int:
     try:
         number = int(text)
     except ValueError:
-        number = _MOST_PRIORITY + 1
-    if abs(number) > _MOST_PRIORITY:
-        message = f"{text!r} is not a whole number from -{_MOST_PRIORITY:,} to {_MOST_PRIORITY:,}"
+        number = MOST_PRIORITY + 1
+    if abs(number) > MOST_PRIORITY:
+        message = f"{text!r} is not a whole number from -{MOST_PRIORITY:,} to {MOST_PRIORITY:,}"
         raise ValueError(message)
     return number
 
@@ -53,8 +58,9 @@ GRAMMAR = Grammar(
     about=(
         "Hand jobs to the fleet: every job of a manifest, or the same words as `stoker run`, each point of a sweep a "
         "job of its own. Everything is checked here first; then the coordinator says what would change, and on a "
-        "terminal you are asked. What is known already stays as it is: submitting twice changes nothing. Once they "
-        "are submitted, this computer may be closed."
+        "terminal you are asked. What is known already stays as it is: submitting twice changes nothing. A program's "
+        "code goes along: what git tracks of its project, uncommitted changes included, else all files below the "
+        "folder; .stokerignore leaves files out. Once they are submitted, this computer may be closed."
     ),
     positionals=(
         Positional(
@@ -90,7 +96,26 @@ GRAMMAR = Grammar(
         Option("--priority", value="N", read=_priority, help="before others if it is higher; strictly"),
         Option("--after", value="NAME", help="a job that has to complete first; may be given again", is_many=True),
         Option("--host", value="NAME", help="only this machine; may be given again", is_many=True),
-        Option("--secret", value="NAME", help="a variable taken from the worker's environment", is_many=True),
+        Option("--secret", value="NAME", help="a variable of the worker's own, or of its secrets file", is_many=True),
+        Option(
+            "--env",
+            value="FILE",
+            help="a program's Python environment, made anew on each machine: uv.lock, requirements.txt or "
+            "pyproject.toml; PLATFORM=FILE for machines of one sort, such as linux-aarch64; may be given again",
+            is_many=True,
+        ),
+        Option(
+            "--include",
+            value="GLOB",
+            help="untracked files that belong to a program's code, such as configs/local.yaml; may be given again",
+            is_many=True,
+        ),
+        Option("--in-place", help="run programs in this folder itself, on machines that have it; send no code"),
+        Option(
+            "--notify",
+            value="URL|CMD",
+            help="an address that is told, signed, as these jobs end; or a command that runs here once all have",
+        ),
         Option("--attempts", value="N", read=_attempts, help="how often it may fail by itself, 1 unless told"),
         Option("--timeout", value="TIME", read=_some_time, help="stop an attempt that runs longer: 90s, 15m, 8h"),
     ),
@@ -100,16 +125,25 @@ GRAMMAR = Grammar(
         "stoker submit tabular/gbt lr=0.1,0.2 --name trees --watch",
         "stoker submit lr=1e-3,1e-4 -- python train.py --lr {lr}",
         "stoker submit vram=6G memory=8G --priority 5 -- python train.py",
+        "stoker submit --env uv.lock python=3.11 -- python train.py",
+        "stoker submit --include configs/local.yaml -- python train.py",
+        "stoker submit --notify 'mail -s done me' -- python train.py",
     ),
     takes_program=True,
 )
-_TYPED_ONLY = ("config", "name", "priority", "after", "host", "secret", "attempts", "timeout")
+_TYPED_ONLY = ("config", "name", "priority", "after", "host", "secret", "env", "attempts", "timeout")
 
 
 def perform(call: Call, given: dict[str, Any]) -> int:
     """Submit, or show what submitting would do."""
     if given["rerun"] and given["keep"]:
         raise Usage("--rerun and --keep: run them again, or keep them?", hint="one of them")
+    if given["in_place"] and given["include"]:
+        raise Usage("--in-place sends nothing, and --include says what to send", hint="one of them")
+    if given["notify"] is not None:
+        from stoker.faces.cli.fleet.notifying import check_target
+
+        check_target(given["notify"])
     from stoker.faces.cli.fleet.submitting import show_alone, submit
     from stoker.wire.finding import find_coordinator
 
@@ -130,6 +164,15 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     return submit(call, given, _orders(call, given, client), client)
 
 
+def _env(words: list[str]) -> dict[str, str]:
+    from stoker.faces.cli.fleet.environments import read_env
+
+    try:
+        return read_env(words)
+    except ValueError as error:
+        raise Usage(str(error), hint="--env FILE, or --env PLATFORM=FILE for each sort of machine") from None
+
+
 def _orders(call: Call, given: dict[str, Any], client: FleetClient | None) -> Orders:
     target = given["target"]
     is_manifest = target.endswith(SUFFIXES) and given["program"] is None
@@ -142,6 +185,19 @@ def _orders(call: Call, given: dict[str, Any], client: FleetClient | None) -> Or
     return orders
 
 
+def _desk(call: Call) -> Desk:
+    """Give what takes orders, and shows how far it is with large data."""
+    from stoker.faces.cli.under_way import under_way
+
+    @contextmanager
+    def reading(what: str, size_bytes: int) -> Iterator[Heed]:
+        with under_way(call, what, size_bytes) as amount:
+            yield amount.heed
+
+    desk = call.desk()
+    return changed(desk, data=changed(desk.data, reading=reading))
+
+
 def _of_manifest(call: Call, given: dict[str, Any], client: FleetClient | None) -> Orders:
     if given["values"]:
         raise Usage(f"a manifest takes no arguments, got {' '.join(given['values'])}", hint="edit the file")
@@ -152,12 +208,19 @@ def _of_manifest(call: Call, given: dict[str, Any], client: FleetClient | None) 
     from stoker.faces.cli.fleet.known_jobs import KnownJobs
     from stoker.worker.submitting.manifest_orders import known_recipes, read_orders
 
-    desk = call.desk()
+    desk = _desk(call)
     known = Known(
         recipes=known_recipes(desk.catalogue),
         jobs=KnownJobs(client) if client is not None else None,
     )
-    return read_orders(call.path(given["target"]), desk=desk, code=call.parts.code, known=known, name=given["target"])
+    return read_orders(
+        call.path(given["target"]),
+        desk=desk,
+        code=call.parts.code,
+        known=known,
+        name=given["target"],
+        wishes=_code_wishes(call, given),
+    )
 
 
 def _typed(call: Call, given: dict[str, Any]) -> Orders:
@@ -168,7 +231,7 @@ def _typed(call: Call, given: dict[str, Any]) -> Orders:
     if wanted.target.endswith(".json"):
         raise Usage(f"{wanted.target} is a plan, and plans run here", hint=f"stoker run {wanted.target}")
     # What this machine has is nothing to a job that runs elsewhere.
-    desk = changed(call.desk(), count_gpus=lambda: 0)
+    desk = changed(_desk(call), count_gpus=lambda: 0)
     draft = desk.draft(wanted)
     if draft.size > MOST_JOBS:
         raise TooManyTrials(
@@ -183,7 +246,21 @@ def _typed(call: Call, given: dict[str, Any]) -> Orders:
         attempts=given["attempts"] or 1,
         timeout_s=given["timeout"],
         allowed_hosts=tuple(given["host"]),
+        env=_env(given["env"]),
     )
     words = [wanted.target, *wanted.overrides, *(["--", *wanted.program] if wanted.program else [])]
     source = f"stoker submit {shlex.join([word for word in words if word])}"
-    return orders_of_draft(draft, desk=desk, code=call.parts.code, wishes=wishes, source=source)
+    return orders_of_draft(
+        draft,
+        desk=desk,
+        code=call.parts.code,
+        wishes=wishes,
+        source=source,
+        code_wishes=_code_wishes(call, given),
+    )
+
+
+def _code_wishes(call: Call, given: dict[str, Any]) -> CodeWishes:
+    from stoker.worker.submitting.submitted_code import CodeWishes
+
+    return CodeWishes(is_in_place=given["in_place"], include=tuple(given["include"]), ours=(call.parts.settings.home,))

@@ -70,6 +70,7 @@ def told(order: JobOrder, outcome: OrderOutcome, *, dry_run: bool) -> dict[str, 
         "outcome": str(outcome.outcome),
         "state": outcome.state,
         "changes": list(outcome.changes),
+        "known_as": outcome.known_as,
         "forecast": outcome.forecast,
         "dry_run": dry_run,
     }
@@ -97,7 +98,8 @@ def _outcome_text(outcome: OrderOutcome) -> str:
         case Outcome.KNOWN:
             return f"known: {outcome.state}"
         case Outcome.CHANGED:
-            return f"changed: {', '.join(outcome.changes) or 'it'} ({outcome.state})"
+            changes = f"changed: {', '.join(outcome.changes) or 'it'} ({outcome.state})"
+            return f"already in the queue as {outcome.known_as}; {changes}" if outcome.known_as else changes
         case Outcome.REQUEUED:
             again = f"runs again: {', '.join(outcome.changes) or 'code'} changed"
             return "; ".join(filter(None, (again, outcome.forecast)))

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stoker.faces.cli.call import Call
+from stoker.faces.cli.fleet.environments import look_at_environments
+from stoker.faces.cli.fleet.ship import ship
 from stoker.faces.cli.fleet.submit_changes import change_lines, counts_text, order_lines, told
+from stoker.faces.cli.fleet.submit_summary import Summary, add_code, add_data
 from stoker.faces.view.signs import ASCII, UNICODE
 from stoker.model.errors import Refused, StokerError
 from stoker.model.lifecycle import JobState
@@ -25,6 +28,9 @@ _MOVED = (Outcome.NEW, Outcome.CHANGED, Outcome.REQUEUED)
 def show_alone(call: Call, orders: Orders) -> int:
     """Show what would be submitted where there is nobody to ask what that would change."""
     out = call.out
+    summary = Summary(call)
+    add_code(call, summary, orders, None)
+    summary.show()
     for order in orders.jobs:
         out.object({**order.model_dump(mode="json"), "outcome": None, "dry_run": True})
     for line in order_lines(orders.jobs, columns=out.columns):
@@ -39,6 +45,11 @@ def submit(call: Call, given: dict[str, Any], orders: Orders, client: FleetClien
     if not orders.jobs and not orders.hosts:
         out.line("there is nothing to submit")
         return 0
+    summary = Summary(call)
+    add_code(call, summary, orders, client if given["dry_run"] else None)
+    orders = look_at_environments(call, orders, client, summary.add)
+    add_data(call, summary, orders, client)
+    summary.show()
     sending = _Sending(call, orders, client)
     changed_code = OnChangedCode.RERUN if given["rerun"] else OnChangedCode.KEEP
     asks = out.is_terminal and not given["yes"]
@@ -53,6 +64,8 @@ def submit(call: Call, given: dict[str, Any], orders: Orders, client: FleetClien
             changed_code = _ask_about_kept(call, preview)
         if not _confirm(call, preview, changed_code):
             raise Refused("nothing was submitted", hint="-y submits without asking")
+    # Whoever was asked has seen it already.
+    ship(call, orders, client, lambda: asks or sending.send(changed_code, dry_run=True))
     done = sending.send(changed_code, dry_run=False)
     _tell(call, orders, done)
     if not asks:
@@ -61,6 +74,10 @@ def submit(call: Call, given: dict[str, Any], orders: Orders, client: FleetClien
     has_moved = any(job.outcome in _MOVED for job in done.jobs)
     out.line(f"{counts_text(done)}{'; submitted to' if has_moved else '; nothing changed at'} {client.url}")
     _hint_at_ended(call, done)
+    if given["notify"]:
+        from stoker.faces.cli.fleet.notifying import notify
+
+        notify(call, given["notify"], [job.id for job in done.jobs], client, at=given["at"] or "")
     _show_places(call, done, client)
     if given["watch"]:
         from stoker.faces.cli.fleet.watching import watch
@@ -142,6 +159,14 @@ def _hint_at_ended(call: Call, answer: Submitted) -> None:
         for job in answer.jobs
         if job.outcome is Outcome.KNOWN and job.state in (JobState.FAILED, JobState.CANCELLED)
     ]
+    outdated = [job for job in answer.jobs if job.state == JobState.COMPLETED and job.changes == ("code_tree",)]
+    if outdated:
+        them = (
+            f"{_called(outdated[0].name, outdated[0].number)} stays"
+            if len(outdated) == 1
+            else f"{_jobs(len(outdated))} stay"
+        )
+        call.out.note(f"hint: {them} completed, though other files of the project changed since; --rerun runs again")
     if ended:
         name = _called(ended[0].name, ended[0].number)
         call.out.note(f"hint: {name} stays {ended[0].state}: stoker jobs requeue {name} starts it again")

@@ -10,12 +10,15 @@ from stoker.faces.cli.fleet.reaching import AT
 from stoker.faces.cli.fleet.watching import ended_text
 from stoker.faces.cli.grammar import Grammar, Option, Positional, duration
 from stoker.faces.cli.job_facts import job_facts
+from stoker.faces.cli.screens import LineScreen, Screen
 from stoker.faces.view.signs import ASCII, UNICODE
 from stoker.faces.view.times import span
 from stoker.model.lifecycle import JobState
 from stoker.model.units import format_duration
 
 if TYPE_CHECKING:
+    from stoker.faces.cli.output import Output
+    from stoker.model.clock import Clock
     from stoker.wire.views import JobView
     from stoker.worker.job_folder import JobFolder
 
@@ -48,15 +51,28 @@ def _wait_for_fleet(call: Call, job: FleetJob, limit_s: float | None) -> int:
     signs = UNICODE if out.is_unicode else ASCII
     points = job.points()
     is_good = True
+    clock, ends = call.parts.clock, list[str]()
+    began_s = clock.monotonic_s()
 
     def ended(view: JobView) -> None:
         nonlocal is_good
         is_good = is_good and view.state == JobState.COMPLETED
+        ends.append(view.name)
         out.object({**view.model_dump(mode="json"), "where": "fleet"})
         sign = signs.ran if view.state == JobState.COMPLETED else signs.failed
-        out.line(f"{sign} {ended_text(view, JobState(view.state))}")
+        screen.lasting(f"{sign} {ended_text(view, JobState(view.state))}")
 
-    found = wait_for(job.client, points, clock=call.parts.clock, limit_s=limit_s, ended=ended)
+    def waiting(_now_s: float, _at_least_s: float) -> list[str]:
+        done = len(ends)
+        on = f"{done:,} of {len(points):,} ended" if len(points) > 1 else f"waits for {points[0].name}"
+        return [_waits(on, clock.monotonic_s() - began_s)]
+
+    screen = _screen(out, clock)
+    screen.begin(waiting)
+    try:
+        found = wait_for(job.client, points, clock=clock, limit_s=limit_s, ended=ended)
+    finally:
+        screen.close()
     left = len(points) - len(found)
     if left:
         who = points[0].name if len(points) == 1 else f"{left:,} of {len(points):,} points of {job.ref}"
@@ -65,14 +81,32 @@ def _wait_for_fleet(call: Call, job: FleetJob, limit_s: float | None) -> int:
     return 0 if is_good else 1
 
 
+def _waits(what: str, waited_s: float) -> str:
+    return f"{what}  {span(waited_s)}  (Ctrl-C stops waiting, not the job)"
+
+
+def _screen(out: Output, clock: Clock) -> Screen:
+    """Give a line that lives on a terminal; elsewhere only what lasts is written."""
+    if out.is_terminal and not (out.is_json or out.is_quiet):
+        from stoker.faces.cli.live import LiveScreen
+
+        return LiveScreen(out, clock)
+    return LineScreen(out)
+
+
 def _wait_here(call: Call, folder: JobFolder, limit_s: float | None) -> int:
     clock, out = call.parts.clock, call.out
-    until_s = None if limit_s is None else clock.monotonic_s() + limit_s
-    while folder.may_be_running():
-        if until_s is not None and clock.monotonic_s() >= until_s:
-            out.complain(f"{folder.spec().name} had not ended after {format_duration(limit_s or 0.0)}")
-            return 1
-        clock.sleep(_LOOK_AGAIN_S)
+    began_s = clock.monotonic_s()
+    name, screen = folder.spec().name, _screen(out, clock)
+    screen.begin(lambda _now_s, _at_least_s: [_waits(f"waits for {name}", clock.monotonic_s() - began_s)])
+    try:
+        while folder.may_be_running():
+            if limit_s is not None and clock.monotonic_s() >= began_s + limit_s:
+                out.complain(f"{name} had not ended after {format_duration(limit_s)}")
+                return 1
+            clock.sleep(_LOOK_AGAIN_S)
+    finally:
+        screen.close()
     facts = job_facts(folder)
     out.object({**facts, "where": "here"})
     why = f": {facts['why']}" if facts["why"] else ""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.screens import PlainScreen, Screen, SilentScreen
+from stoker.faces.view.fleet import metrics_text
 from stoker.faces.view.signs import ASCII, UNICODE
 from stoker.faces.view.times import span
 from stoker.model.errors import StokerError
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 _BEAT_S = 2.0
 _NAMES_A_LOOK = 20
 _PAGES_A_NAME = 20
-_MOST_METRICS = 3
 _MOST_RUNNING = 12
 _NOBODY_S = 10.0
 """So long the first machine may take to join: a worker that was started along with this command needs a moment."""
@@ -60,7 +60,8 @@ class Watching:
     def __init__(self, call: Call, client: FleetClient, jobs: Iterable[OrderOutcome]) -> None:
         self._out = call.out
         self._clock = call.parts.clock
-        self._client = client
+        # A coordinator may start again while its jobs are followed.
+        self._client = client.more_patient()
         self._signs = UNICODE if self._out.is_unicode else ASCII
         self._left: dict[str, str] = {}
         """The base names of jobs that have not ended, by id."""
@@ -245,7 +246,7 @@ def ended_text(view: JobView, state: JobState) -> str:
     """Say how a job ended."""
     took = span(view.ended_s - view.started_s) if view.ended_s is not None and view.started_s is not None else ""
     if state is JobState.COMPLETED:
-        said = [took, _metrics_text(view), f"on {view.machine}" if view.machine else ""]
+        said = [took, metrics_text(view.metrics), f"on {view.machine}" if view.machine else ""]
     else:
         said = [str(state), took, view.why]
     return "  ".join(part for part in (view.name, view.label, *said) if part)
@@ -256,8 +257,4 @@ def _running_text(view: JobView) -> str:
     if view.step is not None:
         step = f"{100 * view.step // view.of} %" if view.of else f"step {view.step:,}"
     on = f"on {view.machine}" if view.machine else ""
-    return "  ".join(part for part in (view.name, view.label, step, _metrics_text(view), view.says, on) if part)
-
-
-def _metrics_text(view: JobView) -> str:
-    return "  ".join(f"{name} {value:.4g}" for name, value in islice(view.metrics.items(), _MOST_METRICS))
+    return "  ".join(part for part in (view.name, view.label, step, metrics_text(view.metrics), view.says, on) if part)

@@ -5,11 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.faces.cli.call import Call
+from stoker.faces.cli.fleet.services import INSTALL, UNINSTALL, YES, refuse_both
 from stoker.faces.cli.grammar import Grammar, Option, duration, whole
 from stoker.faces.view.keeping import keeping_line
+from stoker.host.durable import read_regular, translated
+from stoker.model.errors import BadInput
 from stoker.model.events import Event, event_line
-from stoker.wire.finding import find_coordinator, no_coordinator_known
-from stoker.worker.keeper.options import WorkOptions, read_declared
+from stoker.model.fleet_errors import NotAllowed
+from stoker.wire.finding import Found, find_coordinator, no_coordinator_known
+from stoker.wire.joined import Side
+from stoker.worker.keeper.options import WorkOptions, read_accepted, read_declared
+
+_LARGEST_LIST_BYTES = 1 << 20
 
 GRAMMAR = Grammar(
     "work",
@@ -19,7 +26,11 @@ GRAMMAR = Grammar(
         "A worker that was killed finds its jobs again when it is started under the same name."
     ),
     options=(
-        Option("--join", value="URL", help="the coordinator; unless told, STOKER_COORDINATOR or the one of this home"),
+        Option(
+            "--join",
+            value="URL",
+            help="the coordinator; unless told STOKER_COORDINATOR, this home's own, or the one that was joined",
+        ),
         Option("--name", value="NAME", help="what this worker is called; the machine's name unless told"),
         Option("--slots", value="N", read=whole(1), help="jobs at once; one for each GPU, at least one, unless told"),
         Option(
@@ -34,24 +45,46 @@ GRAMMAR = Grammar(
             read=duration,
             help="how long a job may take to save what it has when it is stopped; 10s unless told",
         ),
+        Option(
+            "--run-as",
+            value="USERS",
+            help="run programs of jobs as other users, one for each slot: anna,bert or 60000-60003; needs root",
+        ),
+        Option(
+            "--accept-code",
+            value="TREE|COMMIT",
+            help="run programs of this code alone; several with commas, or @FILE with one on each line; may be given "
+            "again. A commit means its code without changes",
+            is_many=True,
+        ),
+        Option("--keep-workspace", help="leave the folders in which programs ran; they are removed unless told"),
         Option("--once", help="take one job, then end"),
         Option("--until-idle", help="end when nothing is left for this machine"),
+        INSTALL,
+        UNINSTALL,
+        YES,
     ),
     examples=(
         "stoker work --join http://127.0.0.1:7717",
         "stoker work --name small --slots 2 --declare cores=2,ram=4G,gpus=0",
         "stoker work --until-idle --json",
+        "stoker work --slots 2 --run-as 60000-60001",
+        "stoker work --accept-code @commits.txt",
+        "stoker work --install",
     ),
 )
 
 
 def perform(call: Call, given: dict[str, Any]) -> int:
     """Work."""
-    settings, out = call.parts.settings, call.out
+    out = call.out
     declared = read_declared(given["declare"])
-    found = find_coordinator(given["join"] or "", environment=settings.environment, state=settings.state)
-    if found is None:
-        raise no_coordinator_known(settings.state)
+    refuse_both(given)
+    if given["install"] or given["uninstall"]:
+        from stoker.faces.cli.fleet.work_service import install_work, uninstall_work
+
+        return install_work(call, given) if given["install"] else uninstall_work(call, given)
+    found = _find(call, given["join"] or "", given["name"] or "")
     out.goes_on_unread = out.is_watched = True
     count = 0
 
@@ -67,11 +100,57 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     options = WorkOptions(
         url=found.url,
         token=found.token,
-        name=given["name"] or "",
+        identity=found.identity,
+        name=found.name or given["name"] or "",
         slots=given["slots"],
         declared=declared,
         is_once=given["once"],
         until_idle=given["until_idle"],
         stop_grace_s=given["grace"],
+        run_as=given["run_as"] or "",
+        accepts=read_accepted(given["accept_code"], lambda path: _lines_of(call, path)),
+        keeps_workspaces=given["keep_workspace"],
     )
     return call.parts.work(options, tell)
+
+
+def _lines_of(call: Call, path: str) -> list[str]:
+    whole = call.path(path)
+    with translated(whole):
+        return read_regular(whole, _LARGEST_LIST_BYTES).decode(errors="replace").splitlines()
+
+
+def _find(call: Call, join: str, name: str) -> Found:
+    """Say for whom to work, and as whom: a machine that joined works under its certificate's name alone."""
+    settings = call.parts.settings
+
+    def find() -> Found:
+        found = find_coordinator(join, environment=settings.environment, state=settings.state, side=Side.WORKER)
+        if found is None:
+            raise no_coordinator_known(settings.state)
+        return found
+
+    found = find()
+    has_ended = _has_ended(call, found)
+    if has_ended and not found.is_here:
+        hint = f"`stoker machines invite --name {found.name}` there, then here: stoker join CODE@HOST --again"
+        raise NotAllowed(f"the certificate of {found.name} has ended: it was away for too long", hint=hint)
+    if has_ended or (found.is_here and found.identity is not None and not found.identity.certificate_file):
+        from stoker.faces.cli.fleet.enrolling import join_here
+
+        joined = join_here(call, found.url, name or found.name)
+        call.out.note(f"joined {joined.url} as {joined.name}")
+        found = find()
+    if found.name and name and name != found.name:
+        hint = f"leave --name out, or join under it: stoker machines invite --name {name}, then stoker join … --again"
+        raise BadInput(f"this machine has joined {found.url} as {found.name}, not as {name}", hint=hint)
+    return found
+
+
+def _has_ended(call: Call, found: Found) -> bool:
+    """Whether this machine's certificate no longer holds: a coordinator could only cut the connection."""
+    if found.identity is None or not found.identity.certificate_file:
+        return False
+    from stoker.worker.enrolling.renewing import read_term
+
+    return read_term(found.identity.certificate_file).ends_s <= call.parts.clock.wall_s()

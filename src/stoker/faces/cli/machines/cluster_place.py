@@ -19,8 +19,8 @@ from stoker.faces.cli.machines.cluster_choice import NAMES, VARIABLE, choose_clu
 from stoker.faces.view.placement import explain_lines, job_line, why_lines
 from stoker.faces.view.signs import ASCII, UNICODE
 from stoker.hardware.declared import agree, node_name, node_of
-from stoker.hardware.detecting import host_name
 from stoker.hardware.held import with_holders
+from stoker.hardware.host_name import host_name
 from stoker.hardware.ledger.asking import Candidate
 from stoker.hardware.placement.cost import CostRule
 from stoker.hardware.placement.offer import Offer, offer_of

@@ -57,7 +57,8 @@ def _list_fleet(call: Call, client: FleetClient) -> None:
     for line in table([machine_row(one, now_s) for one in machines], header=MACHINE_HEADER, columns=out.columns):
         out.line(line)
     if not machines:
-        out.note(f"hint: stoker work --join {client.url}")
+        is_local = client.url.startswith("http://")
+        out.note(f"hint: stoker {f'work --join {client.url}' if is_local else 'machines invite'}")
 
 
 def _row(capability: Capability) -> list[str]:

@@ -31,7 +31,7 @@ def prune_fleet(call: Call, given: dict[str, Any]) -> int:
     )
     view = client.prune(asked)
     _show(call, view)
-    has_something = bool(view.result_count or view.logs or view.orphans or view.uploads)
+    has_something = bool(view.result_count or view.logs or view.orphans or view.uploads or view.trees)
     if given["yes"] or (has_something and not given["dry_run"] and out.asks("Remove that?")):
         view = client.prune(asked.model_copy(update={"is_wanted": True}))
         out.line(f"freed {format_size(view.freed_bytes)}")
@@ -67,6 +67,12 @@ def _show(call: Call, view: PruneView) -> None:
             "archive that nothing names",
             "archives that nothing names",
             f" ({format_size(view.orphan_bytes)})",
+        ),
+        (
+            view.trees,
+            "tree of code or data that no job needs",
+            "trees of code and data that no job needs",
+            f" ({format_size(view.tree_bytes)})",
         ),
         (view.uploads, "upload that nobody went on with", "uploads that nobody went on with", ""),
     )

@@ -127,6 +127,20 @@ def test_of_a_large_sweep_the_first_points_are_listed_and_the_rest_counted(fleet
     assert len(stoker("cancel", "sweep", "--json", at=fleet).objects()) == 30
 
 
+@pytest.mark.slow
+def test_all_points_of_a_large_sweep_are_compared(fleet: Fleet, stoker: Stoker, submit):
+    count = 501
+    submit(*(f"sweep/{number}" for number in range(1, count + 1)))
+    hand = Hand(fleet.client())
+    for _ in range(count):
+        grant = hand.start()
+        hand.put_story(grant)
+        hand.client.fail(grant.job, Fail(**said(grant), cause="user", message="no"))
+    done = stoker("compare", "sweep", "--no-plots", "--json", at=fleet)
+    assert done.code == 0
+    assert len(done.objects()) == count
+
+
 def test_an_unknown_name_gets_the_nearest_one(fleet: Fleet, stoker: Stoker, submit):
     submit("resnet")
     done = stoker("jobs", "show", "restnet", at=fleet)
@@ -258,6 +272,33 @@ def test_machines_are_listed_closed_opened_and_forgotten(fleet: Fleet, stoker: S
     assert hand.client.machines() == ()
     gone = stoker("machines", "show", "desk", at=fleet)
     assert (gone.code, "desk" in gone.err) == (1, True)
+
+
+def test_opening_says_what_stays_closed_and_nothing_against_it(fleet: Fleet, stoker: Stoker, submit):
+    Hand(fleet.client())
+    stoker("machines", "cordon", "desk", "--device", "GPU-1", at=fleet)
+    done = stoker("machines", "open", "desk", at=fleet)
+    assert (done.out, "desk is open already" in done.err, "closed still: GPU-1" in done.err) == ("", True, True)
+    stoker("machines", "drain", "desk", at=fleet)
+    done = stoker("machines", "open", "desk", at=fleet)
+    assert (done.out, "note: closed still: GPU-1" in done.err) == ("desk is open\n", True)
+    stoker("machines", "open", "desk", "--device", "GPU-1", at=fleet)
+    stoker("machines", "drain", "desk", at=fleet)
+    assert stoker("machines", "open", "desk", at=fleet).out == "desk is open: jobs may come\n"
+
+
+def test_what_can_not_be_of_a_job_names_its_state(fleet: Fleet, stoker: Stoker, submit):
+    submit("waits", "ended")
+    stoker("cancel", "ended", at=fleet)
+    assert "waits is pending: there is no result yet" in stoker("get", "waits", at=fleet).err
+    assert "ended is cancelled: there is no result of it" in stoker("get", "ended", at=fleet).err
+    done = stoker("jobs", "priority", "ended", "5", at=fleet)
+    assert "ended is cancelled: it does not wait in line" in done.err
+    assert "stoker jobs show ended" in done.err
+
+
+def test_reading_again_without_files_says_that_there_are_none(fleet: Fleet, stoker: Stoker):
+    assert "nothing is given to read" in stoker("admin", "reload", at=fleet).out
 
 
 def test_a_machine_that_holds_something_is_not_forgotten(fleet: Fleet, stoker: Stoker, submit):

@@ -11,6 +11,7 @@ from stoker.faces.cli.fleet.naming import split_ref
 from stoker.host.identity import mine
 from stoker.model.digests import digest_value
 from stoker.model.lifecycle import JobState
+from stoker.wire.serve_file import ServeFile, withdraw
 from stoker.worker.job_folder import JobEnd, JobFolder, JobSpec
 from tests.servers.coordinator import Fleet
 from tests.servers.hand import Hand
@@ -129,3 +130,17 @@ def test_waiting_for_a_job_of_this_machine_works_the_same(home, stoker: Stoker):
     _ran_here(home, "gbt", started_s=10.0)
     done = stoker("jobs", "wait", "gbt")
     assert (done.code, done.out.startswith("gbt completed")) == (0, True)
+
+
+def test_a_point_of_a_fleets_sweep_needs_its_coordinator(home: Path, stoker: Stoker):
+    _ran_here(home, "mine", started_s=10.0, fleet={"attempt": 1})
+    (home / "state").mkdir(exist_ok=True)
+    ServeFile(url="http://127.0.0.1:1", owner=mine()).write(str(home / "state"))
+    withdraw(str(home / "state"))
+    gone = "the coordinator of this home (http://127.0.0.1:1) is not running"
+    for words in (("logs", "mine/1"), ("explain", "mine/1")):
+        done = stoker(*words)
+        assert (done.code, f"mine/1 is a job of the fleet, and {gone}" in done.err) == (34, True)
+    assert gone in stoker("status").err
+    away = stoker("logs", "mine/1", at="http://127.0.0.1:1")
+    assert (away.code, "mine/1 is a job of the fleet" in away.err) == (34, True)

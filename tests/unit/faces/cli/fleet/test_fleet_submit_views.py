@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from stoker.faces.cli.fleet.submit_changes import change_lines, counts_text, needs_text, order_lines
+from stoker.faces.cli.fleet.submit_summary import data_text
 from stoker.faces.cli.fleet.watching import Watching, ended_text, watch
 from stoker.model.clock import FakeClock
 from stoker.model.lifecycle import JobState
 from stoker.model.requirements import Wish
 from stoker.model.resources import GIB
+from stoker.wire.contents import TreeView
 from stoker.wire.event_stream import FleetEvent
 from stoker.wire.orders import JobOrder, OrderOutcome, Outcome, RequirementsBody, Submitted
 from stoker.wire.views import JobPage, JobStory, JobView
@@ -37,6 +39,21 @@ def view(state: JobState = JobState.RUNNING, **more: Any) -> JobView:
     return JobView(id=ID, name="a", recipe="r", state=str(state), **given)
 
 
+@pytest.mark.parametrize(
+    ("held", "machines", "text"),
+    [
+        ({"is_here": False}, ("desk", "lab1"), "to send, desk and lab1 copy it once"),
+        ({"held_by": ("desk",)}, ("desk", "lab1"), "on desk, lab1 copies it once"),
+        ({"held_by": ("desk", "lab1", "gone")}, ("desk", "lab1"), "on desk and lab1"),
+        ({}, (), "with the coordinator"),
+        ({}, tuple("abcdefghij"), "a, b, c, d, e, f, g, h and 2 more copy it once"),
+    ],
+    ids=["nowhere", "on-one", "everywhere", "nobody-known", "many"],
+)
+def test_of_data_it_is_told_who_has_it_and_who_copies_it(held: dict[str, Any], machines: tuple[str, ...], text: str):
+    assert data_text(TreeView(tree=ID, files=1, size_bytes=1, **held), machines) == text
+
+
 def test_every_outcome_has_its_sign_and_its_words() -> None:
     told = answer(*Outcome, vanished=("b",))
     lines = change_lines([order(at) for at in range(1, 6)], told, source="/x/m.toml", columns=0)
@@ -45,6 +62,13 @@ def test_every_outcome_has_its_sign_and_its_words() -> None:
     assert lines[2].endswith("changed: priority (pending)")
     assert lines[5] == "- b  not in m.toml any more; it stays until you cancel it"
     assert counts_text(told) == "5 jobs: 1 new, 1 known, 1 changed, 1 requeued, 1 kept"
+
+
+def test_a_job_that_is_known_by_another_name_says_so() -> None:
+    (job,) = answer(Outcome.CHANGED).jobs
+    told = Submitted(jobs=(job.model_copy(update={"known_as": "one", "changes": ("name",)}),), counts={})
+    (line,) = change_lines([order(1)], told, source="", columns=0)
+    assert line.endswith("already in the queue as one; changed: name (pending)")
 
 
 def test_of_very_many_jobs_the_first_are_listed_and_the_rest_counted() -> None:
@@ -80,6 +104,9 @@ class Lines:
     def __init__(self, *events: FleetEvent | BaseException | None, views: list[JobView]) -> None:
         self._events = events
         self._views = views
+
+    def more_patient(self) -> Any:
+        return self
 
     def events(self, *, beat_s: float) -> Iterator[FleetEvent | None]:
         for one in self._events:

@@ -38,6 +38,9 @@ class Coordinator:
         self._told = told
         self._beats = beats
 
+    def more_patient(self) -> Any:
+        return self
+
     def events(self, *, beat_s: float) -> Iterator[FleetEvent | None]:
         for _ in range(self._beats):
             yield None

@@ -1,0 +1,88 @@
+"""Where data that is submitted may come from on this machine, joined: its store, the hub, its own files."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Protocol
+
+from stoker.hardware.host_name import host_name
+from stoker.worker.data_places import DataPlaces, FoundRepository
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stoker.assembly.settings import Settings
+    from stoker.host.http.exchange import Transport
+    from stoker.model.clock import Clock
+    from stoker.store.download.stop import Stop
+    from stoker.store.hub.hub import Hub
+    from stoker.store.hub.settings import HubSettings
+    from stoker.store.local import LocalStore
+    from stoker.store.memo import Memo
+    from stoker.store.records import Record
+
+_LONGEST_WAIT_S = 30.0
+
+
+class _House(Protocol):
+    settings: Settings
+
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def store(self) -> LocalStore: ...
+    @property
+    def memo(self) -> Memo: ...
+    def open_transport(self, longest_wait_s: float) -> Transport: ...
+    def hub_settings(self, endpoint: str) -> HubSettings: ...
+
+
+def data_places_of(house: _House) -> DataPlaces:
+    """Give what finds data for whoever submits from this home. Nothing is opened yet."""
+
+    def find_kept(text: str) -> Record:
+        from stoker.store.by_name import resolve
+
+        return resolve(house.store, text)[0]
+
+    return DataPlaces(
+        host=host_name(house.settings.environment)[0],
+        find_kept=find_kept,
+        find_repository=lambda text: _find_repository(house, text),
+    )
+
+
+def open_hub(house: _House, transport: Transport, stop: Stop, heed: Callable[[int], None]) -> Hub:
+    """Give the hub, as this home's settings name it; `heed` is told of every byte that comes."""
+    from stoker.host.disk import free_bytes
+    from stoker.store.download.patience import Patience
+    from stoker.store.download.tools import Tools
+    from stoker.store.hub.hub import Hub
+    from stoker.worker.preparing.repositories import counting
+
+    tools = Tools(
+        transport=transport,
+        clock=house.clock,
+        free_bytes=free_bytes,
+        jitter=random.SystemRandom().random,
+        say=counting(heed),
+    )
+    return Hub(house.hub_settings(""), tools=tools, patience=Patience(), stop=stop, memo=house.memo)
+
+
+def _find_repository(house: _House, text: str) -> FoundRepository:
+    from stoker.store.download.stop import Stop
+    from stoker.store.hub.address import MAIN, read_repo
+
+    name, _, revision = text.partition("@")
+    repo = read_repo(name)
+    transport = house.open_transport(_LONGEST_WAIT_S)
+    try:
+        hub = open_hub(house, transport, Stop(), lambda _: None)
+        commit = hub.resolve(repo, revision or MAIN).commit
+        files = hub.files(repo, commit)
+    finally:
+        transport.close()
+    return FoundRepository(
+        repo=str(repo), commit=commit, files=len(files), size_bytes=sum(one.size_bytes or 0 for one in files)
+    )

@@ -1,0 +1,101 @@
+"""The front door of a preparing child: `python -m stoker.assembly.preparing`.
+
+Its standard input says in one line what a job needs and where the coordinator is, and then stays open: when it ends,
+so does this. What it has to say goes to its standard output, line by line (`worker.preparing.telling`).
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING, Any
+
+from stoker.assembly.data_places import open_hub
+from stoker.assembly.here import here_of
+from stoker.assembly.house import Assembly
+from stoker.host.http.addresses import asked_directly
+from stoker.host.http.settings import FleetIdentity
+from stoker.model.errors import Terminated
+from stoker.model.json_text import loads
+from stoker.store.download.stop import Stop
+from stoker.wire.client import FleetClient
+from stoker.wire.leasing import Grant
+from stoker.wire.speaking import Patience as Waiting
+from stoker.worker.peering.reaching import peer_opener
+from stoker.worker.preparing.bringing import Bench, Bringing
+from stoker.worker.shipping.origins import FleetOrigins
+
+if TYPE_CHECKING:
+    from stoker.worker.preparing.telling import Told
+
+_LONGEST_WAIT_S = 30.0
+
+
+def main() -> int:
+    """Bring what a job needs; give the exit code."""
+    assembly = Assembly.here()
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
+        return 0
+    stop = Stop()
+    signal.signal(signal.SIGTERM, lambda *_: stop.ask(Terminated("its worker asked it to end")))
+    # Whoever presses Ctrl-C means the keeper, which sees to us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(sys.stdin.buffer, stop), name="stoker-keeper-watch", daemon=True).start()
+    say = _saying(sys.stdout.buffer)
+    try:
+        say(_bring(assembly, loads(line), stop, say))
+    finally:
+        assembly.close()
+    return 0
+
+
+def _bring(assembly: Assembly, ticket: dict[str, Any], stop: Stop, say: Callable[[Told], None]) -> Told:
+    clock, url = assembly.clock, str(ticket["url"])
+    identity = FleetIdentity(**ticket["identity"]) if ticket["identity"] else None
+    transport = assembly.open_transport(_LONGEST_WAIT_S, direct=asked_directly(url), fleet=identity)
+    try:
+        patience = Waiting(answer_s=20.0)
+        client = FleetClient(transport, url, clock=clock, token=str(ticket["token"]), patience=patience)
+        opener = peer_opener(identity, clock=clock, user_agent=f"stoker/{assembly.version}")
+        with FleetOrigins(client, transport, worker=str(ticket["worker"]), open_peer=opener) as origins:
+            here, data = here_of(assembly, may_read_in_place=bool(ticket["may_read_in_place"]))
+            bench = Bench(
+                here=here,
+                store=assembly.store,
+                data=data,
+                maker=here.maker,
+                origins=origins,
+                open_hub=lambda hub_stop, heed: open_hub(
+                    assembly, assembly.open_transport(_LONGEST_WAIT_S), hub_stop, heed
+                ),
+                stop=stop,
+                clock=clock,
+                say=say,
+            )
+            return Bringing(bench, Grant(**ticket["grant"])).run()
+    finally:
+        transport.close()
+
+
+def _saying(out: IO[bytes]) -> Callable[[Told], None]:
+    turn = threading.Lock()
+
+    def say(told: Told) -> None:
+        with turn:
+            out.write(told.to_line())
+            out.flush()
+
+    return say
+
+
+def _end_with(pipe: IO[bytes], stop: Stop) -> None:
+    """End when whoever started us is gone."""
+    pipe.read()
+    stop.ask(Terminated("its worker is gone"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""Before jobs are submitted: how their Python environments stand on each machine, and where they can't be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stoker.faces.cli.call import Call
+from stoker.model.errors import StokerError
+from stoker.model.frozen import changed
+from stoker.model.platforms import is_platform
+from stoker.model.printable import outside
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from stoker.wire.client import FleetClient
+    from stoker.wire.leasing import Holdings
+    from stoker.wire.orders import EnvironmentChoice
+    from stoker.worker.submitting.orders import Orders
+
+_MOST_NAMED = 8
+_DEFAULT = "default"
+_AWAY = ("silent", "gone", "left")
+
+
+def read_env(words: Sequence[str]) -> dict[str, str]:
+    """Read `--env FILE` and `--env PLATFORM=FILE`, as a manifest's table. Raises `ValueError`."""
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, file = word.partition("=")
+        platform, file = (name, file) if equals and (is_platform(name) or name == _DEFAULT) else (_DEFAULT, word)
+        platform = "" if platform == _DEFAULT else platform
+        if platform in found:
+            message = f"--env {word}: {found[platform]} was named before it"
+            raise ValueError(message)
+        found[platform] = file
+    return found
+
+
+def look_at_environments(call: Call, orders: Orders, client: FleetClient, say: Callable[[str], None]) -> Orders:
+    """Tell how the jobs' environments stand on the fleet; give the orders with what their locks say can't be."""
+    ways = {id(order.environment): (order.environment, order.folder) for order in orders.jobs if order.environment}
+    if not ways:
+        return orders
+    from stoker.wire.environments import environment_digest, outlooks
+    from stoker.worker.submitting.environment_choices import refused_by
+
+    machines = machines_there(client)
+    told: dict[str, tuple[EnvironmentChoice, ...]] = {}
+    made: dict[int, tuple[EnvironmentChoice, ...]] = {}
+    for place, (choices, folder) in ways.items():
+        digest = environment_digest(choices)
+        if digest not in told:
+            told[digest] = refused_by(choices, folder, machines.values())
+            found = outlooks(told[digest], machines)
+            _show(call, choices, [one.text for one in found], {one.machine: one.to_dict() for one in found}, say)
+        made[place] = told[digest]
+    if all(made[place] is choices or made[place] == choices for place, (choices, _) in ways.items()):
+        return orders
+    jobs = tuple(
+        order.model_copy(update={"environment": made[id(order.environment)]}) if order.environment else order
+        for order in orders.jobs
+    )
+    return changed(orders, jobs=jobs)
+
+
+def machines_there(client: FleetClient) -> dict[str, Holdings]:
+    """Give the machines that may be counted on, and what each has; none where that may not be asked."""
+    from stoker.wire.leasing import Holdings
+
+    try:
+        views = client.machines()
+    except StokerError:
+        # Whoever may submit may not be allowed to look.
+        return {}
+    return {one.name: Holdings.model_validate(one.environments) for one in views if one.state not in _AWAY}
+
+
+def _show(
+    call: Call,
+    choices: Sequence[EnvironmentChoice],
+    texts: list[str],
+    machines: dict[str, dict[str, object]],
+    say: Callable[[str], None],
+) -> None:
+    files = " or ".join(dict.fromkeys(one.path or f"python {one.python}" for one in choices))
+    if call.out.is_json:
+        call.out.object({"environment": files, "machines": machines})
+        return
+    shown = ", ".join(texts[:_MOST_NAMED]) + (f" and {len(texts) - _MOST_NAMED} more" if texts[_MOST_NAMED:] else "")
+    say(f"env {outside(files)}: {outside(shown) or 'no machine is there'}")

@@ -1,0 +1,67 @@
+"""`stoker work --install`, and that of `stoker join`: this machine works for its fleet from every boot on."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from stoker.faces.cli.call import Call
+from stoker.faces.cli.fleet.services import boot_line, check_services, install_services, uninstall_services
+from stoker.launch.services import Kind, Service
+from stoker.model.errors import Usage
+
+_PLAIN = ("join", "name", "run_as")
+
+
+def install_work(call: Call, given: dict[str, Any]) -> int:
+    """Install a worker as it was asked for."""
+    if given["once"] or given["until_idle"]:
+        raise Usage("a service goes on: --once and --until-idle are for a worker that ends")
+    service = call.parts.service(
+        Kind.WORK, work_words(given), called=given["name"] or "", grace_s=given["grace"] or 0.0
+    )
+    if not install_services(call, (service,), yes=given["yes"]):
+        return 1
+    call.out.line(boot_line(call))
+    return 0
+
+
+def uninstall_work(call: Call, given: dict[str, Any]) -> int:
+    """Remove a worker's service."""
+    service = call.parts.service(Kind.WORK, (), called=given["name"] or "")
+    return uninstall_services(call, (service.label,))
+
+
+def worker_service(call: Call) -> Service:
+    """Give the service of a machine that has joined, or is about to: it knows by itself for whom to work."""
+    return call.parts.service(Kind.WORK, ())
+
+
+def check_worker(call: Call, *, yes: bool) -> None:
+    """Refuse now what could not be installed once it has joined."""
+    check_services(call, (worker_service(call),), yes=yes)
+
+
+def install_worker(call: Call, *, yes: bool) -> bool:
+    """Install the service of a machine that has joined; False if somebody said no."""
+    return bool(install_services(call, (worker_service(call),), yes=yes))
+
+
+def work_words(given: dict[str, Any]) -> tuple[str, ...]:
+    """Give the words after `work` for a service."""
+    words: list[str] = []
+    for name in _PLAIN:
+        if given.get(name):
+            words += [f"--{name.replace('_', '-')}", str(given[name])]
+    if given["slots"] is not None:
+        words += ["--slots", str(given["slots"])]
+    if given["grace"] is not None:
+        words += ["--grace", f"{given['grace']:g}s"]
+    for declared in given["declare"]:
+        words += ["--declare", declared]
+    for code in given.get("accept_code", ()):
+        # A service runs in another folder.
+        words += ["--accept-code", f"@{os.path.abspath(code[1:])}" if code.startswith("@") else code]
+    if given.get("keep_workspace"):
+        words.append("--keep-workspace")
+    return tuple(words)
