@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+from tests.others import folder_for_all
 
 if TYPE_CHECKING:
     from tests.servers.postgres import PostgresServer
@@ -19,6 +22,11 @@ settings.register_profile("steady", derandomize=True)
 settings.register_profile("seeking")
 settings.load_profile("steady")
 
+# What a shell or nohup starts in the background ignores these, and so would every command that a test starts.
+for number, heard in {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: lambda *_: None}.items():
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, heard)
+
 # Half a million objects come from collecting, and stay: a collector that looks through them all the time finds nothing.
 gc.disable()
 
@@ -26,6 +34,13 @@ gc.disable()
 def pytest_collection_finish() -> None:
     gc.enable()
     gc.freeze()
+
+
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """A folder of this test's own that other users may enter."""
+    with folder_for_all() as folder:
+        yield folder
 
 
 @pytest.fixture(scope="session")

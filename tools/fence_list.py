@@ -14,6 +14,7 @@ FENCES_TEST = "tests/contract/test_queue_fences.py"
 ENDINGS = "tests/contract/test_queue_endings.py"
 CANCELLING = "tests/contract/test_queue_cancelling.py"
 CLAIMS = "tests/contract/test_queue.py"
+OWN_LEASES = "tests/contract/test_queue_trust.py::test_a_machine_speaks_for_its_own_leases_only"
 DECIDING = "tests/unit/worker/test_keeper_deciding.py"
 
 
@@ -173,8 +174,8 @@ FENCES = (
     Fence(
         "a result needs its bytes",
         f"{QUEUE}/settling.py",
-        "    see_archive(turn, said.archive_sha256, said.size_bytes)\n    facts",
-        "    facts",
+        "    see_archive(turn, said.archive_sha256, said.size_bytes)\n    ending",
+        "    ending",
         (f"{FENCES_TEST}::test_a_result_whose_bytes_are_not_here_is_refused",),
     ),
     Fence(
@@ -348,9 +349,37 @@ FENCES = (
     Fence(
         "files are taken from whoever holds the job alone",
         "coordinator/service/file_routes.py",
-        "if not office.queue.is_current(token):",
+        "if not office.queue.is_current(token, who.name):",
         "if False:",
         ("tests/contract/test_fleet_api.py::test_a_stale_epoch_is_refused_by_every_word_and_every_file",),
+    ),
+    Fence(
+        "a machine speaks for its own leases only",
+        f"{QUEUE}/settling.py",
+        'if asked.machine not in ("", live.machine):',
+        "if False:",
+        (OWN_LEASES,),
+    ),
+    Fence(
+        "a late word is its own machine's",
+        f"{QUEUE}/late.py",
+        'if machine not in ("", holder):',
+        "if False:",
+        (OWN_LEASES,),
+    ),
+    Fence(
+        "a heartbeat keeps its own machine's leases only",
+        f"{QUEUE}/renewing.py",
+        "live.machine != machine.name or ",
+        "",
+        (OWN_LEASES,),
+    ),
+    Fence(
+        "a certificate that was taken back is refused",
+        "coordinator/authority/standing.py",
+        "if found.revoked_s is not None:",
+        "if False:",
+        ("tests/unit/coordinator/test_service_access.py",),
     ),
     Fence(
         "a keeper notices by its own clock that a lease is over",

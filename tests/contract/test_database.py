@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gzip
 import io
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -172,10 +171,13 @@ def test_sqlites_own_damage_is_found(tmp_path: Path, busy_sqlite: tuple[str, Dri
     fleet = _copy_of(busy_sqlite[1], f"sqlite:///{tmp_path}/queue.db")
     with tampered(fleet.url, "DELETE FROM jobs WHERE name = 'plain'") as connection:
         connection.commit()
+        root = connection.exec_driver_sql("SELECT rootpage FROM sqlite_master WHERE name = 'attempts'").scalar_one()
+        page_bytes = connection.exec_driver_sql("PRAGMA page_size").scalar_one()
     assert any(one.rule == "integrity" and "points at a row of jobs" in one.message for one in found(fleet))
     with (tmp_path / "queue.db").open("r+b") as file:
-        file.seek(-4000, os.SEEK_END)
-        file.write(os.urandom(2000))
+        # A page's first bytes say what it is: these say nothing.
+        file.seek((root - 1) * page_bytes)
+        file.write(b"\xff" * 2000)
     assert any("can't be read any further" in one.message for one in found(fleet))
 
 

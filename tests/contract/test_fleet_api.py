@@ -252,6 +252,15 @@ def test_jobs_are_cancelled_requeued_moved_and_pinned_by_an_operator(fleet: Flee
         client.cancel("b")
 
 
+def test_a_sweeps_bare_name_stands_for_all_its_points_over_http_too(fleet: Fleet):
+    client = fleet.client()
+    client.submit(Submission(jobs=(order("a", 1), order("a", 2), order("a", 3))))
+    assert len(client.set_priority("a", 3).changed) == 3
+    assert len(client.cancel("a").changed) == 3
+    assert client.cancel("a").notes == tuple(f"a/{number} is cancelled already" for number in (1, 2, 3))
+    assert len(client.requeue("a").changed) == 3
+
+
 def test_machines_are_closed_opened_and_forgotten(fleet: Fleet):
     client = fleet.client()
     client.hello(hello())
@@ -405,17 +414,18 @@ def test_every_route_stands_in_the_document(shared: Fleet):
     assert len(set(names)) == len(names)
 
 
-def test_elsewhere_than_on_loopback_everything_needs_the_token(sqlite_template: Path, tmp_path: Path):
+def test_elsewhere_than_on_loopback_people_need_a_token_and_machines_a_certificate(
+    sqlite_template: Path, tmp_path: Path
+):
     path = tmp_path / "queue.db"
     path.write_bytes(sqlite_template.read_bytes())
-    with coordinator(f"sqlite:///{path}", tmp_path, host="0.0.0.0") as fleet:
-        fleet.url = fleet.url.replace("0.0.0.0", "127.0.0.1")
-        for route in ("/v1/jobs", "/v1/health", "/metrics"):
-            assert asked(fleet, "GET", route)[0] == 401
-            assert asked(fleet, "GET", route, X_Operator_Token=TOKEN)[0] == 200
-        with pytest.raises(NotAllowed):
-            fleet.client(token="").hello(hello())
-        assert fleet.client().hello(hello()).worker == "desk"
+    with coordinator(f"sqlite:///{path}", tmp_path, is_secure=True) as fleet:
+        assert fleet.client().jobs().jobs == ()
+        with pytest.raises(NotAllowed, match="needs a token"):
+            fleet.client(token="").jobs()
+        for token in ("", TOKEN):
+            with pytest.raises(NotAllowed, match="a machine's certificate"):
+                fleet.client(token=token).hello(hello())
 
 
 def test_workers_of_system_a_go_on_as_they_are(fleet: Fleet):
@@ -444,6 +454,40 @@ def test_workers_of_system_a_go_on_as_they_are(fleet: Fleet):
     failed = {"error": "it broke", "epoch": body["job"]["epoch"]}
     assert asked_json(fleet, "POST", f"/v1/job/{job['id']}/fail", failed)[0] == 200
     assert client.job("old").job.state == "failed"
+
+
+def test_a_model_of_system_a_that_was_pruned_is_taken_again(fleet: Fleet):
+    fleet.client().submit(Submission(jobs=(order("old"),)))
+    record = {"hostname": "old-host", "cpu_cores": 4, "ram_total_gib": 32.0}
+    job = asked_json(fleet, "POST", "/v1/job/claim", {"capability": record})[1]["job"]["id"]
+    assert asked(fleet, "PUT", f"/v1/model/{job}", b"a model")[1]["is_known"] is False
+    body = asked(fleet, "PUT", f"/v1/model/{job}", b"a model")[1]
+    assert body["is_known"] is True
+    for one in list(fleet.keeping.objects.list()):
+        fleet.keeping.objects.remove(one.digest, grace_s=0.0)
+    assert asked(fleet, "PUT", f"/v1/model/{job}", b"a model")[1]["is_known"] is False
+    assert asked_json(fleet, "POST", f"/v1/job/{job}/complete", {"sha256": body["sha256"]})[0] == 200
+
+
+def test_a_host_of_system_a_that_was_forgotten_is_known_again_when_it_asks(fleet: Fleet):
+    record = {"hostname": "old-host", "cpu_cores": 4, "ram_total_gib": 32.0}
+    assert asked_json(fleet, "POST", "/v1/job/claim", {"capability": record})[0] == 200
+    fleet.client().forget("old-host")
+    assert asked_json(fleet, "POST", "/v1/job/claim", {"capability": record})[0] == 200
+    assert [machine.name for machine in fleet.client().machines()] == ["old-host"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/job/claim", {"hostname": "no name", "capability": {"cpu_cores": 4}}),
+        (f"/v1/job/{'ab' * 32}/fail", {"exit_code": 1 << 40}),
+        (f"/v1/job/{'ab' * 32}/complete", {"sha256": "cd" * 32, "seconds": float("inf")}),
+    ],
+    ids=["a name", "an exit code", "a time"],
+)
+def test_what_system_a_can_not_mean_is_refused_and_no_bug(shared: Fleet, path: str, body: dict[str, Any]):
+    assert asked_json(shared, "POST", path, body)[0] in (400, 422)
 
 
 def asked_json(fleet: Fleet, method: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:

@@ -26,7 +26,7 @@ def fleet(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         yield fleet
 
 
-@pytest.mark.parametrize("count", [3, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2, pytest.param(150, marks=pytest.mark.slow)])
 def test_no_request_that_the_document_allows_or_forbids_meets_a_bug(fleet: Fleet, count: int):
     document = schemathesis.openapi.from_url(f"{fleet.url}/v1/openapi.json")
     met: list[str] = []

@@ -494,3 +494,31 @@ def test_an_upload_that_was_never_begun_is_not_found(objects: ObjectStore) -> No
 def test_an_upload_of_fewer_bytes_than_none_is_refused(objects: ObjectStore) -> None:
     with pytest.raises(BadInput):
         objects.begin(digest_bytes(SMALL), -1)
+
+
+def test_small_objects_come_in_together_or_not_at_all(bench):
+    files = {digest_bytes(data): data for data in (b"", b"one", b"two" * 5000)}
+    assert bench.objects.put_all(files.items()) == 3
+    assert bench.objects.put_all(files.items()) == 0
+    for digest, data in files.items():
+        with bench.reopen().open(digest) as stream:
+            assert stream.read() == data
+    new = digest_bytes(b"new")
+    with pytest.raises(HashMismatch):
+        bench.objects.put_all([(new, b"new"), (digest_bytes(b"x"), b"y")])
+    with pytest.raises(BadInput):
+        bench.objects.put_all([("../x", b"")])
+    assert bench.objects.size(new) is None
+    bench.fill_up()
+    with pytest.raises(NoSpace):
+        bench.objects.put_all([(new, b"new")])
+
+
+def test_of_many_large_pieces_all_are_there_and_go_on(bench):
+    data = random.Random(5).randbytes(6 << 20)
+    digest = digest_bytes(data)
+    upload = bench.objects.begin(digest, len(data))
+    for start in range(0, len(data), 2 << 20):
+        assert bench.reopen().upload(upload.id).offset == start
+        bench.objects.append(upload.id, start, io.BytesIO(data[start : start + (2 << 20)]))
+    assert bench.objects.finish(upload.id) is PutOutcome.NEW

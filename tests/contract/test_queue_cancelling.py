@@ -113,3 +113,14 @@ def test_an_operators_command_about_an_unknown_job_changes_nothing(fleet: Driven
     with pytest.raises(NotFound):
         fleet.cancel(job.id, "0" * 64)
     assert state(fleet) == "pending"
+
+
+def test_who_cancelled_a_running_job_is_told_to_its_worker_and_stays_known(fleet: Driven) -> None:
+    grant = started(fleet)
+    fleet.ask(CancelJobs(jobs=(grant.job,), by="ann@desk"))
+    assert [order.why for order in renewed(fleet, grant).orders] == ["cancelled by ann@desk"]
+    fleet.close()
+    fleet.open()
+    assert [order.why for order in renewed(fleet, grant).orders] == ["cancelled by ann@desk"]
+    say(fleet, grant, CancelConfirmed)
+    assert fleet.reader.story(grant.job).job.why == "cancelled by ann@desk"

@@ -140,6 +140,24 @@ def test_a_granted_job_that_does_not_start_goes_back(fleet: Driven) -> None:
     assert state(fleet) == "pending"
 
 
+def test_a_start_is_waited_for_as_long_as_more_of_the_checkpoint_comes_and_no_longer(fleet: Driven) -> None:
+    fleet.submit(order("one"))
+    fleet.join("m1")
+    fleet.clock.advance(LATE_S)
+    (grant,) = fleet.claim()
+    for prepared in (10, 20, 30, 40):
+        fleet.clock.advance(60.0)
+        fleet.renew(grant, prepared=prepared)
+        assert sweep(fleet).expired == ()
+    fleet.clock.advance(60.0)
+    fleet.renew(grant, prepared=40)
+    assert sweep(fleet).expired == ()
+    fleet.clock.advance(30.0)
+    fleet.renew(grant, prepared=40)
+    assert sweep(fleet).expired == (grant.job,)
+    assert "brought no more of what it needs" in fleet.reader.story("one").attempts[-1].message
+
+
 def test_a_lease_lasts_as_long_as_its_worker_renews_it(fleet: Driven) -> None:
     grant = started(fleet)
     for _ in range(20):

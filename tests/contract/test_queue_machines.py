@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.queue.commands import CloseMachine, Closing, Declare, ForgetMachine, OpenMachine
+from stoker.coordinator.queue.commands import (
+    CloseMachine,
+    Closing,
+    Declare,
+    Done,
+    ForgetMachine,
+    Look,
+    Looked,
+    OpenMachine,
+)
 from stoker.model.capability import Capability
 from stoker.model.devices import Answer as DeviceAnswer
 from stoker.model.devices import Backend, Device
@@ -15,7 +24,7 @@ from stoker.model.errors import BadInput, NotFound, Refused
 from stoker.model.fleet_errors import StaleLease
 from stoker.model.leases import Token
 from stoker.model.nodes import Cluster, Node
-from stoker.wire.leasing import Claim, Do, Fail, Granted, Hello, Welcome
+from stoker.wire.leasing import Claim, Do, Fail, Granted, Hello, Measured, Renewal, Welcome
 from tests.contract.queue_driving import Driven, order
 from tests.contract.queue_words import finish, hello_anew, renewed, say, started, state, sweep, token
 
@@ -221,3 +230,52 @@ def test_an_old_start_of_a_worker_never_takes_over_a_new_one_also_after_a_restar
     with pytest.raises(StaleLease, match="newer start"):
         fleet.join("m1")
     assert fleet.queue.is_current(Token(job=grant.job, **token(grant)))
+
+
+def heard(fleet: Driven, **said: Any) -> None:
+    fleet.ask(Renewal(worker="m1", incarnation="incarnation-m1", **said))
+
+
+def test_a_worker_that_says_goodbye_is_not_counted_on_until_it_says_hello(fleet: Driven) -> None:
+    fleet.join("m1")
+    fleet.submit(order("one"))
+    for _ in range(2):
+        heard(fleet, is_leaving=True)
+    told = [event["kind"] for event in fleet.reader.events() if event["kind"].startswith("machine")]
+    assert told == ["machine_joined", "machine_left"]
+    assert fleet.reader.machines("m1")[0].left_s is not None
+    looked = fleet.ask(Look())
+    assert isinstance(looked, Looked)
+    assert (looked.offers, [offer.node for offer in looked.away]) == ((), ["m1"])
+    heard(fleet)
+    assert asked(fleet).grants == (), "a question from before that comes late"
+    fleet.close()
+    fleet.open()
+    assert asked(fleet).grants == (), "it is written down"
+    fleet.join("m1")
+    assert fleet.reader.machines("m1")[0].left_s is None
+    assert len(asked(fleet).grants) == 1
+
+
+def test_a_machine_that_its_owner_paused_says_so_to_who_opens_it(fleet: Driven) -> None:
+    fleet.join("m1")
+    fleet.ask(CloseMachine(machine="m1", how=Closing.PAUSE))
+    heard(fleet, measured=Measured(closed={"": "paused by ann"}))
+    done = fleet.ask(OpenMachine(machine="m1"))
+    assert isinstance(done, Done)
+    (note,) = done.notes
+    assert "it says: paused by ann; `stoker pause --off` on m1" in note
+    looked = fleet.ask(Look())
+    assert isinstance(looked, Looked)
+    assert looked.offers[0].closed == "paused by ann"
+    heard(fleet)
+    assert fleet.ask(OpenMachine(machine="m1")) == Done(notes=("m1 is open already",))
+
+
+def test_opening_a_machine_names_devices_that_stay_closed(fleet: Driven) -> None:
+    fleet.join("m1")
+    fleet.ask(CloseMachine(machine="m1", how=Closing.CORDON, devices=("GPU-1",)))
+    done = fleet.ask(OpenMachine(machine="m1"))
+    assert isinstance(done, Done)
+    assert (done.changed, done.notes[0]) == ((), "m1 is open already")
+    assert "closed still: GPU-1" in done.notes[1]

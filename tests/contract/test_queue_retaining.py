@@ -17,7 +17,7 @@ from stoker.coordinator.keeping.retention import RetentionPolicy
 from stoker.coordinator.queue.commands import Done, PinJobs, PruneBundles
 from stoker.model.clock import SystemClock
 from stoker.model.errors import NotFound
-from stoker.wire.leasing import CheckpointBody, Grant, PointCheckpoint
+from stoker.wire.leasing import CancelConfirmed, CheckpointBody, Grant, PointCheckpoint
 from tests.contract.queue_driving import Driven
 from tests.contract.queue_words import TREE, finish, say, started
 
@@ -65,11 +65,41 @@ def test_a_pruned_result_is_marked_and_its_bytes_are_gone(fleet: Driven, keeping
     _, sha = completed(fleet, keeping, "one")
     fleet.clock.advance(10.0)
     prune = pruning(fleet, keeping)
-    done = prune.carry_out(prune.look(EVERYTHING))
+    done = prune.carry_out(prune.look(EVERYTHING), by="ann@desk")
     assert (len(done.marked), done.archives) == (1, 1)
     assert keeping.has_archive(sha) is None
     assert fleet.reader.story("one").bundle["pruned_s"] is not None
-    assert prune.look(EVERYTHING).is_nothing
+    assert prune.look(EVERYTHING).results.removals == ()
+    assert [event["by"] for event in fleet.reader.story("one").events if event.get("pruned")] == ["ann@desk"]
+
+
+def test_a_job_that_is_requeued_goes_on_from_no_checkpoint_whose_bytes_were_pruned(
+    fleet: Driven, keeping: LocalKeeping
+) -> None:
+    grant = started(fleet)
+    sha = bring(fleet, keeping, b"a checkpoint")
+    body = CheckpointBody(scratch=TREE, tree=TREE, archive_sha256=sha, size_bytes=12)
+    say(fleet, grant, PointCheckpoint, checkpoint=body)
+    for is_here in (True, False):
+        fleet.cancel(grant.job)
+        say(fleet, grant, CancelConfirmed)
+        if not is_here:
+            fleet.objects.pop(sha)
+        fleet.requeue(grant.job)
+        (grant,) = fleet.claim()
+        assert grant.checkpoint == (body if is_here else None)
+    assert fleet.reader.story("one").job.ended_s is None
+
+
+def test_a_completed_job_that_is_requeued_begins_anew(fleet: Driven, keeping: LocalKeeping) -> None:
+    grant = started(fleet)
+    sha = bring(fleet, keeping, b"a checkpoint")
+    body = CheckpointBody(scratch=TREE, tree=TREE, archive_sha256=sha, size_bytes=12)
+    say(fleet, grant, PointCheckpoint, checkpoint=body)
+    fleet.ask(finish(grant, archive_sha256=sha, size_bytes=12))
+    fleet.requeue(grant.job)
+    (again,) = fleet.claim()
+    assert again.checkpoint is None
 
 
 def test_a_pinned_result_stays_until_the_pin_is_taken_away(fleet: Driven, keeping: LocalKeeping) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import create_engine, text
 
+from stoker.coordinator.queue.commands import Sweep
 from stoker.model.errors import Faults
 from stoker.model.fleet_errors import Conflict
 from stoker.wire.leasing import Fail, Release
@@ -171,3 +173,31 @@ def test_jobs_that_would_wait_for_themselves_through_known_ones_are_refused(flee
     assert names[at:] + names[:at] == ["one", "four", "three", "two"]
     assert fleet.reader.story("one").after == ()
     assert fleet.submit(order("one", after=("four",)), order("four")).jobs[0].changes == ("after",)
+
+
+def test_a_known_job_under_another_name_says_what_it_is_called(fleet: Driven) -> None:
+    fleet.submit(order("one"))
+    again = order("one").model_copy(update={"name": "two"})
+    for dry_run in (True, False):
+        (job,) = fleet.submit(again, dry_run=dry_run).jobs
+        assert (job.outcome, job.known_as, job.changes) == (Outcome.CHANGED, "one", ("name",))
+    assert fleet.submit(again).jobs[0].known_as == ""
+
+
+def test_answers_under_keys_are_forgotten_after_a_week(fleet: Driven) -> None:
+    def kept() -> int:
+        engine = create_engine(fleet.url.replace("postgresql://", "postgresql+psycopg://"))
+        with engine.connect() as connection:
+            count = connection.execute(text("SELECT count(*) FROM submissions")).scalar_one()
+        engine.dispose()
+        return int(count)
+
+    fleet.submit(order("one"), key="first-key")
+    fleet.ask(Sweep())
+    fleet.clock.advance(6 * 24 * 3600.0)
+    fleet.submit(order("two"), key="second-key")
+    fleet.ask(Sweep())
+    assert kept() == 2
+    fleet.clock.advance(2 * 24 * 3600.0)
+    fleet.ask(Sweep())
+    assert kept() == 1

@@ -6,13 +6,17 @@ import io
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 
 from stoker.coordinator.database.backing_up import back_up
 from stoker.coordinator.database.opening import open_database
 from stoker.coordinator.database.restoring import restore
+from stoker.coordinator.database.snapshots import snapshot
+from stoker.coordinator.database.tables import ATTEMPTS
 from stoker.coordinator.queue.commands import RequeueJobs, Write
 from stoker.model.errors import IllegalMove, NotFound
 from stoker.model.fleet_errors import DatabaseTrouble, StaleLease
+from stoker.model.json_text import loads
 from stoker.model.leases import FleetTimes
 from stoker.wire.leasing import Claim, Do, Grant, LeaseReport, Renewal, Renewed, Settled
 from tests.contract.queue_driving import Driven, order
@@ -78,6 +82,16 @@ def test_a_result_that_comes_back_under_a_token_that_is_wrong_in_one_part_is_sta
         with pytest.raises(StaleLease):
             fleet.ask(finish(other(grant, part)))
     assert state(fleet) == "pending"
+
+
+def test_a_result_that_comes_back_says_which_code_made_it_like_any_other(fleet: Driven) -> None:
+    grant = started(fleet, on_partition="keep")
+    lose(fleet, grant)
+    fleet.ask(finish(grant, code={"train.py": "ab"}))
+    assert state(fleet) == "completed"
+    with snapshot(fleet.reader.database) as connection:
+        facts = connection.execute(select(ATTEMPTS.c.facts)).scalars().all()
+    assert [loads(one)["code"] for one in facts] == [{"train.py": "ab"}]
 
 
 def test_a_result_that_comes_back_after_a_cancel_is_stale(fleet: Driven) -> None:

@@ -23,6 +23,7 @@ from stoker.host.listening import listen_at
 from stoker.model.clock import SystemClock
 from stoker.model.errors import StokerError
 from stoker.model.fleet_errors import DatabaseTrouble
+from stoker.wire.finding import whole_address
 from stoker.wire.views import JobStory
 from tests.system.fleet_desk import FleetDesk
 from tests.system.shell import PATIENCE_S, Shell, alive, descendants, wait_until
@@ -76,7 +77,7 @@ class RealFleet:
         self._folder = folder
         with listen_at("127.0.0.1", 0) as free:
             self.address = f"{host}:{free.getsockname()[1]}"
-        self.url = f"http://{self.address}"
+        self.url = whole_address(self.address)
         self.db = db or f"sqlite:///{self.shell.home / 'fleet' / 'queue.db'}"
         self._started: list[Started] = []
         self._desk: FleetDesk | None = None
@@ -123,7 +124,8 @@ class RealFleet:
 
     def manifest(self, name: str, script: str = WAITER) -> Path:
         """Write a manifest of one program."""
-        (self.shell.folder / "script.sh").write_text(script)
+        # Its code is packed and runs in a place of its own: what it says and waits for stays here.
+        (self.shell.folder / "script.sh").write_text(f"cd '{self.shell.folder}'\n{script}")
         path = self.shell.folder / "manifest.toml"
         path.write_text(f"[[jobs]]\nname = '{name}'\ncommand = '/bin/sh script.sh'\nattempts = 2\n")
         return path

@@ -24,7 +24,6 @@ from pathlib import Path
 import pytest
 
 from tests.fault.download_lab import HALF, ONE, SIZE, TWO
-from tests.others import let_others_in
 from tests.servers import habits as bad
 from tests.servers.faulty import FaultyServer, Habit, Line, well
 from tests.system.fetching import fetching_shell, sha256_of
@@ -110,13 +109,12 @@ def test_f62_a_full_disk_has_its_exit_code(shell, server, tmp_path):
         assert (disk / "out" / "file").read_bytes() == ONE.data
 
 
-def test_f63_a_folder_of_somebody_else_has_its_exit_code(server, tmp_path):
+def test_f63_a_folder_of_somebody_else_has_its_exit_code(server, open_path):
     if os.getuid() != 0:
         pytest.skip("becoming another user is not permitted here")
-    let_others_in(tmp_path)
-    shell = fetching_shell(tmp_path)
-    (tmp_path / "out").mkdir(mode=0o755)
-    for folder in (shell.home, tmp_path / "hf"):
+    shell = fetching_shell(open_path)
+    (open_path / "out").mkdir(mode=0o755)
+    for folder in (shell.home, open_path / "hf"):
         folder.mkdir(exist_ok=True)
         folder.chmod(0o777)
     done = subprocess.run(
@@ -125,9 +123,9 @@ def test_f63_a_folder_of_somebody_else_has_its_exit_code(server, tmp_path):
             "--reuid=65534",
             "--regid=65534",
             "--clear-groups",
-            *_command("fetch", server.url, "--out", tmp_path / "out"),
+            *_command("fetch", server.url, "--out", open_path / "out"),
         ],
-        cwd=tmp_path,
+        cwd=open_path,
         env=shell.env,
         capture_output=True,
         text=True,
@@ -136,7 +134,7 @@ def test_f63_a_folder_of_somebody_else_has_its_exit_code(server, tmp_path):
     if "stoker" in done.stderr and "ModuleNotFoundError" in done.stderr:
         pytest.skip("another user can't read this checkout")
     assert done.returncode == 16, done.stderr
-    assert list((tmp_path / "out").iterdir()) == []
+    assert list((open_path / "out").iterdir()) == []
 
 
 def _command(*words: object) -> list[str]:
@@ -165,6 +163,9 @@ def test_f65_a_second_interrupt_ends_a_command_that_is_slow_to_stop(shell: Shell
     process = shell.start("fetch", server.url)
     assert reached.wait(20)
     process.send_signal(signal.SIGINT)
+    # A second one that comes before the first is heard is the same one.
+    assert process.stderr is not None
+    assert any("Ctrl-C again" in line for line in process.stderr)
     process.send_signal(signal.SIGINT)
     assert finish(process).code == 130
     assert not (shell.folder / "file").exists()

@@ -17,7 +17,6 @@ from stoker.host.disk import SPARE_BYTES, free_bytes
 from stoker.model.errors import NoPermission, NoSpace
 from tests.fault.download_lab import HALF, ONE, PLENTY, SIZE, open_lab
 from tests.fault.download_parent import Downloads
-from tests.others import let_others_in
 from tests.servers import habits as bad
 from tests.servers.faulty import FaultyServer, Version, well
 from tests.unit.host.real_mounts import small_disk
@@ -195,11 +194,10 @@ def test_f63_a_read_only_disk_is_named_and_nothing_is_asked(disk):
         assert lab.server.gets() == []
 
 
-def test_f63_a_folder_of_somebody_else_is_named(tmp_path):
+def test_f63_a_folder_of_somebody_else_is_named(open_path):
     if os.getuid() != 0:
         pytest.skip("becoming another user is not permitted here")
-    let_others_in(tmp_path)
-    folder = tmp_path / "out"
+    folder = open_path / "out"
     folder.mkdir(mode=0o755)
 
     def as_nobody() -> None:

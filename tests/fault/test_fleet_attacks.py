@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from stoker.client import Client
 from stoker.coordinator.database.snapshots import snapshot
 from stoker.coordinator.database.tables import LEASES
 from stoker.coordinator.queue.commands import Write
@@ -115,7 +116,7 @@ def test_whoever_wants_the_whole_past_keeps_nobody_from_reading() -> None:
 
     async def ask() -> None:
         reader = SimpleNamespace(events=past)
-        queue = SimpleNamespace(reader=reader, on_change=_deaf, on_wish=_deaf)
+        queue = SimpleNamespace(reader=reader, on_change=_deaf, on_wish=_deaf, is_current=_deaf)
         keeping = SimpleNamespace(on_growth=_deaf)
         office = Office(queue=queue, keeping=keeping, views=None, about=None, clock=None, reload=None)  # type: ignore[arg-type]
         listeners = [asyncio.ensure_future(office.feed.after(0, 0.01)) for _ in range(20)]
@@ -177,4 +178,13 @@ def test_a_coordinator_can_not_send_results_anywhere_but_below_the_folder(
     given = {"stage": None, "metrics": None, "bundle": None, "dir": None, "force": False}
     with pytest.raises(BadAnswer, match="no folder can be called by"):
         get_fleet_job(call, job, given)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("label", ["../../x", "/etc"], ids=["up", "absolute"])
+def test_nor_can_it_through_the_client_for_python(tmp_path: Path, label: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, point = Client.__new__(Client), SimpleNamespace(label=label, name="s/1", state="completed")
+    monkeypatch.setattr(client, "_points", lambda _name: [point])
+    with pytest.raises(BadAnswer, match="no folder can be called by"):
+        client.get("s", tmp_path)
     assert not list(tmp_path.iterdir())

@@ -169,7 +169,7 @@ class Database:
         with self.lock:
             return iter([row for row in self.rows.values() if row.id not in self.pruned])
 
-    def mark_pruned(self, ids):
+    def mark_pruned(self, ids, *, by=""):
         with self.lock:
             self.pruned |= set(ids)
         return frozenset(ids)
@@ -286,7 +286,7 @@ class Marking(Database):
         if marks.exists():
             self.pruned = set(map(int, marks.read_text().split()))
 
-    def mark_pruned(self, ids):
+    def mark_pruned(self, ids, *, by=""):
         if self.dies == "before the marks":
             os.kill(os.getpid(), signal.SIGKILL)
         self.marks.write_text(" ".join(map(str, ids)))

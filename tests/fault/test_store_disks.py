@@ -22,7 +22,6 @@ from stoker.store.records import Record
 from stoker.store.results import Part, lay_out
 from stoker.store.retention import PruneDecision, decide_prune
 from stoker.store.views import changed_inputs, open_view
-from tests.others import let_others_in
 from tests.unit.host.real_mounts import small_disk
 from tests.unit.host.real_processes import code_of, fork
 from tests.unit.store.real_stores import (
@@ -217,12 +216,11 @@ def test_writing_to_a_read_only_store_is_refused_by_name(read_only, tmp_path):
 
 
 @pytest.fixture
-def others(tmp_path):
+def others(open_path):
     """A store that everybody may look into, and a way to be somebody else."""
     if os.getuid() != 0:
         pytest.skip("becoming another user is not permitted here")
-    let_others_in(tmp_path)
-    store = make_store(tmp_path / "store")
+    store = make_store(open_path / "store")
     commit(store, "a", {"x": b"1" * BIG, "small": b"s"})
     commit(store, "hidden", {"x": b"2" * BIG})
     store.close()

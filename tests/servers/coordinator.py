@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stoker.assembly.secure_serving import SecureServing
+from stoker.coordinator.authority.revocations import Revocations
 from stoker.coordinator.database.opening import open_database
 from stoker.coordinator.keeping.keeping import LocalKeeping
 from stoker.coordinator.matching.matcher import Matcher
@@ -22,13 +24,15 @@ from stoker.coordinator.queue.queue import Queue
 from stoker.coordinator.service.access import rules_for
 from stoker.coordinator.service.connection import PATIENCE, Patience
 from stoker.coordinator.service.office import About
+from stoker.coordinator.service.options import ServeOptions
 from stoker.coordinator.service.rereading import Files
 from stoker.coordinator.service.running import Running, Stage
 from stoker.coordinator.service.service import Parts, Service
 from stoker.host.http.client import Urllib3Transport
-from stoker.host.http.settings import HttpSettings
+from stoker.host.http.settings import FleetIdentity, HttpSettings
 from stoker.host.listening import listen_at
 from stoker.model.clock import Clock, SystemClock
+from stoker.model.frozen import changed
 from stoker.model.leases import Budgets, FleetTimes
 from stoker.wire.client import FleetClient
 
@@ -46,10 +50,15 @@ class Fleet:
     stop: Callable[[], None]
     said: list[str] = field(default_factory=list)
     transports: list[Urllib3Transport] = field(default_factory=list)
+    secure: SecureServing | None = None
+    """How it speaks TLS, if it does."""
 
-    def client(self, *, token: str = TOKEN) -> FleetClient:
+    def client(self, *, token: str = TOKEN, certificate_file: str = "") -> FleetClient:
         """Give a client; it is closed with the coordinator."""
-        transport = Urllib3Transport(HttpSettings(user_agent="test"))
+        fleet = None
+        if self.secure is not None:
+            fleet = FleetIdentity(ca_file=self.secure.ca_file, certificate_file=certificate_file)
+        transport = Urllib3Transport(HttpSettings(user_agent="test", fleet=fleet))
         self.transports.append(transport)
         return FleetClient(transport, self.url, clock=SystemClock(), token=token)
 
@@ -63,6 +72,7 @@ def coordinator(
     clock: Clock | None = None,
     patience: Patience = PATIENCE,
     host: str = "127.0.0.1",
+    is_secure: bool = False,
     files: dict[str, Any] | None = None,
 ) -> Iterator[Fleet]:
     """Serve a database until the block ends."""
@@ -79,13 +89,26 @@ def coordinator(
             budgets=Budgets(),
             matcher=Matcher(starved_s=times.starved_s),
             has_object=keeping.has_archive,
+            revocations=Revocations(str(folder / "state" / "authority" / "revoked")),
         )
         held.callback(queue.close)
         listening = held.enter_context(listen_at(host, 0))
         port = listening.getsockname()[1]
         about = About(version="test", database=database.shown, started_s=clock.wall_s(), times=times)
-        parts = Parts(queue=queue, keeping=keeping, files=Files(queue, **files or {}), about=about, clock=clock)
+        secure = None
+        if is_secure:
+            secure = SecureServing(str(folder / "state"), ServeOptions(), host=host, port=port, clock=clock)
+        parts = Parts(
+            queue=queue,
+            keeping=keeping,
+            files=Files(queue, **files or {}),
+            about=about,
+            clock=clock,
+            enrolment=secure.enrolment() if secure is not None else None,
+        )
         rules = rules_for(token=TOKEN, host=host, port=port)
+        if secure is not None:
+            rules = changed(rules, is_open=False, hosts=frozenset())
         said: list[str] = []
         is_ready = threading.Event()
         running = Running(
@@ -95,6 +118,7 @@ def coordinator(
                 on_ready=is_ready.set,
                 say=said.append,
                 patience=patience,
+                tls=secure.tls() if secure is not None else None,
             )
         )
         thread = threading.Thread(target=running.run, name="coordinator", daemon=True)
@@ -107,6 +131,7 @@ def coordinator(
             assert not thread.is_alive(), "the coordinator did not end"
 
         held.callback(stop)
-        fleet = Fleet(f"http://{host}:{port}", queue, keeping, stop, said)
+        fleet = Fleet(f"http{'s' if is_secure else ''}://{host}:{port}", queue, keeping, stop, said)
+        fleet.secure = secure
         held.callback(lambda: [transport.close() for transport in fleet.transports])
         yield fleet

@@ -9,11 +9,12 @@ answers at once, and listens to nothing more on that connection.
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Self
+from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from stoker.model.json_text import dumps, loads
@@ -29,6 +30,8 @@ class Got:
     body: bytes
     port: int
     """Of the other side: which connection it came on."""
+    shown: dict[str, Any] | None = None
+    """Over TLS: what the certificate of the other side says, if it showed one."""
 
     @property
     def path(self) -> str:
@@ -66,7 +69,9 @@ Answers = Callable[[Got], Said]
 class LittleServer:
     """Listens on loopback from the moment it is made until it is closed; `with` closes it."""
 
-    def __init__(self, answers: Answers, *, port: int = 0, reads_bodies: bool = True) -> None:
+    def __init__(
+        self, answers: Answers, *, port: int = 0, reads_bodies: bool = True, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.answers = answers
         self.asked: list[Got] = []
         self.links: set[socket.socket] = set()
@@ -76,7 +81,10 @@ class LittleServer:
         self._server.daemon_threads = True
         self._server.block_on_close = False
         self.port: int = self._server.server_address[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http{'s' if tls else ''}://127.0.0.1:{self.port}"
+        if tls is not None:
+            # Hands are shaken in the thread of the connection, not in the one that all wait for.
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
         self._thread.start()
 
@@ -141,6 +149,7 @@ class _Conversation(BaseHTTPRequestHandler):
             headers=dict(self.headers.items()),
             body=body,
             port=self.client_address[1],
+            shown=self.connection.getpeercert() if isinstance(self.connection, ssl.SSLSocket) else None,
         )
         little.asked.append(got)
         answer = little.answers(got)

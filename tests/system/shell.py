@@ -37,7 +37,11 @@ class Done:
 class Shell:
     """One user's shell: a working folder and a STOKER_HOME."""
 
-    def __init__(self, folder: Path, *, cookbook: Path = TOY, index: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, cookbook: Path = TOY, index: Path | None = None, before: tuple[str, ...] = ()
+    ) -> None:
+        """Make it; `before` stands before every command, such as one that moves into another network."""
+        self.before = before
         self.folder = folder / "work"
         self.home = folder / "home"
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +67,7 @@ class Shell:
     def stoker(self, *words: object, **env: str) -> Done:
         """Run a command to its end."""
         ended = subprocess.run(
-            [sys.executable, "-P", "-m", "stoker", *map(str, words)],
+            [*self.before, sys.executable, "-P", "-m", "stoker", *map(str, words)],
             cwd=self.folder,
             env={**self.env, **env},
             capture_output=True,
@@ -76,7 +80,7 @@ class Shell:
     def start(self, *words: object) -> subprocess.Popen[str]:
         """Start a command and leave it running."""
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "stoker", *map(str, words)],
+            [*self.before, sys.executable, "-P", "-m", "stoker", *map(str, words)],
             cwd=self.folder,
             env=self.env,
             stdout=subprocess.PIPE,
@@ -126,10 +130,12 @@ def finish(process: subprocess.Popen[str]) -> Done:
 
 
 def wait_until(claim: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
+    began_s = time.monotonic()
     while not claim():
-        assert time.monotonic() < deadline_s, "it did not come true in time"
-        time.sleep(0.01)
+        waited_s = time.monotonic() - began_s
+        assert waited_s < PATIENCE_S, "it did not come true in time"
+        # Whoever looks all the time takes from what it waits for.
+        time.sleep(min(max(0.01, waited_s / 20), 0.1))
 
 
 def descendants(pid: int) -> set[int]:

@@ -13,7 +13,7 @@ from tests.system.shell import PATIENCE_S, Shell, finish
 PROGRAM = """
 import os, sys, time
 print("first", flush=True)
-while not os.path.exists("go on"):
+while not os.path.exists(sys.argv[1]):
     time.sleep(0.02)
 print("second", flush=True)
 with open(os.path.join(os.environ["STOKER_OUT"], "model.txt"), "w") as file:
@@ -49,7 +49,9 @@ def test_a_job_is_followed_across_a_restart_of_its_coordinator_and_its_result_fe
         serving = running.enter_context(ended(shell.start("serve", "--listen", "127.0.0.1:0", "--json")))
         url = json.loads(_read_until(serving, "url")[-1])["url"]
         running.enter_context(ended(shell.start("work", "--name", "desk")))
-        submitted = shell.stoker("submit", "-y", "--name", "train", "memory=256M", "--", "python3", "train.py")
+        # It runs in a copy of this folder.
+        sign = shell.folder / "go on"
+        submitted = shell.stoker("submit", "-y", "--name", "train", "memory=256M", "--", "python3", "train.py", sign)
         assert submitted.code == 0, submitted.err
         following = running.enter_context(ended(shell.start("logs", "-f", "train")))
         printed = _read_until(following, "first")
@@ -57,7 +59,7 @@ def test_a_job_is_followed_across_a_restart_of_its_coordinator_and_its_result_fe
         finish(serving)
         again = running.enter_context(ended(shell.start("serve", "--listen", url.removeprefix("http://"), "--json")))
         _read_until(again, "url")
-        (shell.folder / "go on").touch()
+        sign.touch()
         rest = finish(following)
         assert rest.code == 0, rest.err
         assert [*printed, *rest.out.splitlines()] == ["==> run <==", "first", "second"]

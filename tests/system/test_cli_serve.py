@@ -6,9 +6,11 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,28 @@ def test_it_serves_says_where_and_ends_in_order(shell: Shell, started):
     again = serve(shell, started)
     assert again.token() == token.strip()
     assert again.end(signal.SIGINT).code == 130
+
+
+def test_nothing_listens_beyond_loopback_without_tls(shell: Shell, started):
+    served = serve(shell, started, "--listen", "0.0.0.0:0", "--advertise", "desk.example.org")
+    assert served.url.startswith("https://desk.example.org:")
+    told = json.loads((shell.home / "state" / "serve.json").read_text())
+    port = int(told["url"].rpartition(":")[2])
+    assert told["url"] == f"https://127.0.0.1:{port}"
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as line, suppress(ConnectionError):
+        line.sendall(b"GET /v1/health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b"HTTP" not in line.recv(100)
+    trust = ssl.create_default_context(cafile=told["ca_file"])
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as line,
+        trust.wrap_socket(line, server_hostname="desk.example.org") as secured,
+    ):
+        secured.sendall(b"GET /v1/status HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (secured.version(), secured.recv(12)) == ("TLSv1.3", b"HTTP/1.1 401")
+    # Commands of this home find CA and token by themselves.
+    assert shell.stoker("machines").code == 0
+    assert "stoker join" in shell.stoker("machines", "invite").out
+    assert served.end().code == 143
 
 
 def test_one_coordinator_serves_a_database(shell: Shell, started):

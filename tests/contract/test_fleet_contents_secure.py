@@ -1,0 +1,147 @@
+"""Trees over real TLS: people send them, machines with certificates fetch them, from each other too; others may not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from stoker.host.http.client import Urllib3Transport
+from stoker.host.http.settings import FleetIdentity, HttpSettings
+from stoker.model.capability import Capability
+from stoker.model.clock import SystemClock
+from stoker.model.fleet_errors import NotAllowed
+from stoker.store.download.stop import Stop
+from stoker.store.local import LocalStore
+from stoker.store.trees import scan_tree
+from stoker.wire.client import FleetClient
+from stoker.wire.contents import PACKED_BYTES, Place, SourcesAsk
+from stoker.wire.leasing import Hello, Holdings
+from stoker.worker.peering.admitting import Admitting
+from stoker.worker.peering.reaching import peer_opener
+from stoker.worker.peering.server import PeerServer
+from stoker.worker.peering.sharing import share_trees
+from stoker.worker.shipping.origins import FleetOrigins
+from stoker.worker.shipping.tree_receiving import receive_tree
+from stoker.worker.shipping.tree_sending import InFolder, send_tree
+from tests.servers.coordinator import TOKEN, Fleet, coordinator
+from tests.servers.tls_line import Lines
+
+CLOCK = SystemClock()
+
+
+@pytest.fixture(scope="module")
+def fleet(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    folder = tmp_path_factory.mktemp("secure")
+    path = folder / "queue.db"
+    path.write_bytes(sqlite_template.read_bytes())
+    with coordinator(f"sqlite:///{path}", folder, is_secure=True) as fleet:
+        yield fleet
+
+
+class Machine:
+    """A machine that joined: its certificate, its line to the coordinator, its store."""
+
+    def __init__(self, fleet: Fleet, lines: Lines, name: str, folder: Path) -> None:
+        status, invite = lines.open(token=TOKEN).ask("POST", "/v1/invites", {})
+        assert status == 200
+        status, _, certificate = lines.join(str(invite["code"]), name)
+        assert status == 200
+        assert fleet.secure is not None
+        self.name = name
+        self.identity = FleetIdentity(ca_file=fleet.secure.ca_file, certificate_file=certificate)
+        self.transport = Urllib3Transport(HttpSettings(fleet=self.identity))
+        self.client = FleetClient(self.transport, fleet.url, clock=CLOCK)
+        self.store = LocalStore(str(folder / name), clock=CLOCK)
+        self.store.open()
+
+    def origins(self) -> FleetOrigins:
+        opener = peer_opener(self.identity, clock=CLOCK)
+        return FleetOrigins(self.client, self.transport, worker=self.name, open_peer=opener)
+
+    def hello(self, url: str = "", *trees: str) -> None:
+        found = Capability(
+            hostname=self.name,
+            os="linux",
+            arch="x86_64",
+            cpu_cores=8,
+            ram_total_bytes=1 << 36,
+            ram_available_bytes=1 << 36,
+        )
+        said = Hello(
+            worker=self.name,
+            incarnation=f"incarnation-{self.name}",
+            capability=found.to_dict(),
+            capability_digest="d",
+            holdings=Holdings(trees=trees),
+            contents_at=url,
+        )
+        self.client.hello(said)
+
+    def close(self) -> None:
+        self.transport.close()
+        self.store.close()
+
+
+def test_code_goes_from_a_person_to_one_machine_and_from_that_to_another(fleet: Fleet, tmp_path: Path) -> None:
+    root = tmp_path / "project"
+    root.mkdir()
+    (root / "train.py").write_text(os.urandom(8).hex())
+    (root / "large.bin").write_bytes(os.urandom(PACKED_BYTES * 2))
+    tree = scan_tree(str(root))
+    send_tree(fleet.client(), tree, InFolder(str(root)), clock=CLOCK)
+    with closing(Lines(fleet, tmp_path)) as lines:
+        one, two = Machine(fleet, lines, "one", tmp_path), Machine(fleet, lines, "two", tmp_path)
+    with closing(one), closing(two):
+        one.hello()
+        two.hello()
+        with one.origins() as origins:
+            assert receive_tree(origins, tree.digest(), one.store, stop=Stop(), clock=CLOCK).tree == tree
+        admitting = Admitting(one.client.live_certificates, clock=CLOCK)
+        server = share_trees(fleet.url, one.identity, one.store, clock=CLOCK, admits=admitting.admits)
+        assert isinstance(server, PeerServer)
+        try:
+            one.hello(server.url, tree.digest())
+            # From now on nobody gets it from the coordinator.
+            fleet.keeping.objects.remove(next(e.sha256 for e in tree.entries if e.path == "large.bin"))
+            with two.origins() as origins:
+                assert receive_tree(origins, tree.digest(), two.store, stop=Stop(), clock=CLOCK).tree == tree
+            _is_refused_once_it_is_forgotten(fleet, two, Place(machine="one", url=server.url), tree.digest(), admitting)
+        finally:
+            server.close()
+        with pytest.raises(NotAllowed):
+            one.client.send_pack(b"")
+        with pytest.raises(NotAllowed):
+            one.client.keep_tree(tree.digest(), b"")
+        with pytest.raises(NotAllowed):
+            one.client.want_tree(tree.digest())
+        with pytest.raises(NotAllowed):
+            one.client.sources(SourcesAsk(worker="two", trees=(tree.digest(),)))
+
+
+def _is_refused_once_it_is_forgotten(fleet: Fleet, one: Machine, place: Place, tree: str, known: Admitting) -> None:
+    opened = peer_opener(one.identity, clock=CLOCK)(place)
+    assert opened is not None
+    line, transport = opened
+    with closing(transport):
+        assert line.tree_listing(tree)
+        fleet.client().forget(one.name)
+        # As after half a minute: with the next question, the coordinator is asked again.
+        known._heard_s = known._asked_s = None
+        with pytest.raises(NotAllowed, match="taken back"):
+            line.tree_listing(tree)
+
+
+def test_strangers_get_nothing(fleet: Fleet) -> None:
+    nobody = fleet.client(token="")
+    for ask in (
+        lambda: nobody.tree_listing("0" * 64),
+        lambda: nobody.send_pack(b""),
+        lambda: nobody.missing(["0" * 64]),
+        lambda: nobody.sources(SourcesAsk(worker="one", trees=())),
+    ):
+        with pytest.raises(NotAllowed):
+            ask()

@@ -1,0 +1,103 @@
+"""Environments against machines: who can't have one is not given the job, and says why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.coordinator.queue.commands import Look, Looked
+from stoker.wire.environments import environment_digest
+from stoker.wire.leasing import Hello, Holdings, Renewal
+from stoker.wire.orders import EnvironmentChoice, JobOrder
+from tests.contract.queue_driving import GIB, Driven, order
+
+DIGEST = "d" * 64
+NO_WHEEL = "no wheel of torch for aarch64 cp310"
+
+
+def with_env(name: str = "resnet", **more: Any) -> JobOrder:
+    choice = EnvironmentChoice(kind="uv.lock", path="uv.lock", digest=DIGEST, **more)
+    return order(name, environment=[choice.model_dump()])
+
+
+def join(fleet: Driven, machine: str, **held: Any) -> None:
+    said = {"platform": "linux-x86_64", "libc": "glibc 2.36", "pythons": ("3.12.3",)} | held
+    fleet.ask(
+        Hello(
+            worker=machine,
+            incarnation=f"incarnation-{machine}",
+            capability={
+                "hostname": machine,
+                "os": "linux",
+                "arch": "x86_64",
+                "cpu_cores": 16,
+                "ram_total_bytes": 64 * GIB,
+                "ram_available_bytes": 64 * GIB,
+            },
+            capability_digest=machine,
+            slots=4,
+            holdings=Holdings(**said) if held or machine != "old" else None,
+        )
+    )
+
+
+def tell(fleet: Driven, machine: str, **held: Any) -> None:
+    said = {"platform": "linux-x86_64", "libc": "glibc 2.36", "pythons": ("3.12.3",)} | held
+    fleet.ask(Renewal(worker=machine, incarnation=f"incarnation-{machine}", holdings=Holdings(**said)))
+
+
+def reasons(fleet: Driven) -> dict[str, str]:
+    looked = fleet.ask(Look())
+    assert isinstance(looked, Looked)
+    return {offer.node: "; ".join(why for _, why in offer.denied_for) for offer in looked.offers}
+
+
+def test_a_machine_that_can_not_have_the_environment_is_not_given_the_job(fleet: Driven) -> None:
+    join(fleet, "jetson", impossible={DIGEST: NO_WHEEL})
+    join(fleet, "desk")
+    fleet.submit(with_env(), order("plain"))
+    assert [grant.name for grant in fleet.claim("jetson", most=4)] == ["plain"]
+    assert reasons(fleet) == {"jetson": NO_WHEEL, "desk": ""}
+    (grant,) = fleet.claim("desk", most=4)
+    assert grant.name == "resnet"
+    assert [one.digest for one in grant.environment] == [DIGEST]
+
+
+def test_what_a_machine_learns_later_counts_and_what_it_forgets_does_not(fleet: Driven) -> None:
+    join(fleet, "jetson")
+    fleet.submit(with_env())
+    tell(fleet, "jetson", impossible={DIGEST: NO_WHEEL})
+    assert fleet.claim("jetson") == ()
+    tell(fleet, "jetson")
+    assert len(fleet.claim("jetson")) == 1
+
+
+def test_what_the_submitter_read_from_the_lock_counts_before_anybody_tries(fleet: Driven) -> None:
+    join(fleet, "desk")
+    fleet.submit(with_env(refused={"linux-x86_64-cp312": NO_WHEEL}))
+    assert fleet.claim("desk") == ()
+    assert reasons(fleet) == {"desk": NO_WHEEL}
+    tell(fleet, "desk", pythons=("3.11.9",))
+    assert len(fleet.claim("desk")) == 1
+
+
+def test_a_worker_that_knows_nothing_of_environments_gets_no_such_job(fleet: Driven) -> None:
+    join(fleet, "old")
+    fleet.submit(with_env(), order("plain"))
+    assert [grant.name for grant in fleet.claim("old", most=4)] == ["plain"]
+    assert reasons(fleet)["old"].startswith("its worker says nothing of environments")
+
+
+def test_jobs_of_one_environment_are_one_class_and_survive_a_restart(fleet: Driven) -> None:
+    join(fleet, "jetson", impossible={DIGEST: NO_WHEEL})
+    fleet.submit(with_env("a"), with_env("b"), order("c"))
+    looked = fleet.ask(Look())
+    assert isinstance(looked, Looked)
+    digest = environment_digest(with_env().environment)
+    assert sorted(one.environment for one in looked.wanted.values()) == ["", digest]
+    fleet.close()
+    fleet.open()
+    again = fleet.ask(Look())
+    assert isinstance(again, Looked)
+    assert again.wanted == looked.wanted
+    tell(fleet, "jetson", impossible={DIGEST: NO_WHEEL})
+    assert [grant.name for grant in fleet.claim("jetson", most=4)] == ["c"]

@@ -1,0 +1,159 @@
+"""`stoker work --run-as`: jobs that try what they must not. As root, with users that nobody has."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.host.other_user import why_not_allowed
+from stoker.host.user_processes import processes_of
+from tests.system.fleet_desk import FleetDesk
+from tests.system.shell import PATIENCE_S, Shell, wait_until
+
+SYSTEM_PYTHON = "/usr/bin/python3"
+# Of this process alone: whoever runs as a user is ended with its job, and tests run beside each other.
+FIRST = 20_000_000 + 2 * os.getpid()
+SECOND = FIRST + 1
+
+pytestmark = pytest.mark.skipif(
+    bool(why_not_allowed()) or not os.path.exists(SYSTEM_PYTHON),
+    reason=f"programs of other users: {why_not_allowed() or 'no Python that everybody may use'}",
+)
+
+HOSTILE = r"""
+import json, os, signal, subprocess, sys
+worker, home, victim = int(sys.argv[1]), sys.argv[2], open("victim.txt").read().strip()
+tried = {}
+def attempt(name, act):
+    try:
+        tried[name] = repr(act())[:200]
+    except OSError as error:
+        tried[name] = error.errno
+read = lambda path: open(path, "rb").read(40)
+attempt("token", lambda: read(f"{home}/state/operator.token"))
+attempt("home", lambda: os.listdir(home))
+attempt("store", lambda: os.listdir(f"{home}/store"))
+attempt("runs", lambda: os.listdir(f"{home}/runs"))
+attempt("scratch", lambda: os.listdir(f"{home}/scratch"))
+attempt("worker's environment", lambda: read(f"/proc/{worker}/environ"))
+attempt("worker's memory", lambda: read(f"/proc/{worker}/mem"))
+attempt("signal", lambda: os.kill(worker, signal.SIGTERM))
+attempt("another's result", lambda: os.listdir(victim))
+attempt("another's secret", lambda: read(f"{victim}/secret.txt"))
+attempt("root again", lambda: os.setuid(0))
+tried["user"] = [os.getuid(), os.getgid(), os.getgroups(), os.environ["HOME"], os.environ["USER"], os.getcwd()]
+tried["environment"] = sorted(name for name in os.environ if "TOKEN" in name or name == "HIDDEN")
+tried["open"] = sorted(os.listdir("/proc/self/fd"))
+daemon = "import os,time; print(os.getpid(), flush=True); time.sleep(600)"
+started = subprocess.Popen([sys.executable, "-c", daemon], env={}, stdout=subprocess.PIPE, start_new_session=True)
+tried["daemon"] = int(started.stdout.readline())
+out = os.environ["STOKER_OUT"]
+os.symlink("/etc/shadow", f"{out}/planted") if len(sys.argv) > 3 else None
+json.dump(tried, open(f"{out}/report.json", "w"))
+"""
+VICTIM = """
+umask 022
+echo mine > $STOKER_OUT/secret.txt
+chmod 777 $STOKER_OUT $STOKER_OUT/secret.txt
+echo $STOKER_OUT > victim.new && mv victim.new victim.txt
+while [ ! -e enough ]; do sleep 0.05; done
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_locks_left() -> Iterator[None]:
+    """Locks on users are the machine's, and stay until it boots; these users exist for this process only."""
+    yield
+    for number in (FIRST, SECOND):
+        Path(f"/run/stoker/users/{number}.lock").unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="module")
+def shell(index: Path) -> Iterator[Shell]:
+    """A home that other users may pass to, and a folder where everybody may write."""
+    base = Path(tempfile.mkdtemp(prefix="stoker-run-as-"))
+    base.chmod(0o755)
+    made = Shell(base, index=index)
+    made.folder.chmod(0o777)
+    made.env["HIDDEN"] = "the worker's own"
+    yield made
+    shutil.rmtree(base)
+
+
+def test_jobs_of_other_users_reach_neither_the_worker_nor_each_other(shell: Shell):
+    serving = shell.start("serve", "--listen", "127.0.0.1:0", "--json")
+    assert serving.stdout is not None
+    url = str(json.loads(serving.stdout.readline())["url"])
+    working = shell.start("work", "--join", url, "--slots", "2", "--run-as", f"{FIRST}-{SECOND}", "--name", "jail")
+    try:
+        with FleetDesk(url, shell.home) as desk:
+            desk.submit("victim", "/bin/sh", "-c", VICTIM, folder=shell.folder)
+            wait_until((shell.folder / "victim.txt").exists)
+            (shell.folder / "hostile.py").write_text(HOSTILE)
+            words = (SYSTEM_PYTHON, "hostile.py", str(working.pid), str(shell.home))
+            desk.submit("hostile", *words, folder=shell.folder)
+            desk.submit("planting", *words, "plants", folder=shell.folder)
+            wait_until(lambda: desk.states()["hostile"][0] in ("completed", "failed"))
+            wait_until(lambda: desk.states()["planting"][0] in ("completed", "failed"))
+            (shell.folder / "enough").touch()
+            wait_until(lambda: desk.states()["victim"][0] in ("completed", "failed"))
+            states = {name: state for name, (state, _) in desk.states().items()}
+        assert shell.stoker("get", "hostile", "got").code == 0
+        assert working.poll() is None, "a job ended its worker"
+    finally:
+        for one in (working, serving):
+            one.send_signal(signal.SIGTERM)
+            one.communicate(timeout=PATIENCE_S)
+    assert states == {"victim": "completed", "hostile": "completed", "planting": "failed"}
+    tried = json.loads(next((shell.folder / "got").rglob("report.json")).read_text())
+    number = tried["user"][0]
+    assert number in (FIRST, SECOND)
+    assert tried["user"][1:3] == [number, []]
+    refused = {name: value for name, value in tried.items() if name not in ("user", "daemon", "environment", "open")}
+    assert refused == dict.fromkeys(refused, refused["token"]) | {"signal": 1, "root again": 1}
+    assert refused["token"] == 13
+    assert tried["environment"] == ["STOKER_TOKEN"]
+    assert tried["open"] == ["0", "1", "2", "3"], "three streams, and the folder that it lists"
+    assert not processes_of(FIRST)
+    assert not processes_of(SECOND)
+    assert not os.path.exists(f"/proc/{tried['daemon']}")
+    assert not list((shell.home / "scratch" / ".quarters").iterdir())
+
+
+@pytest.mark.slow
+def test_a_worker_that_was_killed_finds_its_job_again_and_gives_its_user_to_nobody_else(index: Path):
+    base = Path(tempfile.mkdtemp(prefix="stoker-run-as-"))
+    base.chmod(0o755)
+    shell = Shell(base, index=index)
+    shell.folder.chmod(0o777)
+    serving = shell.start("serve", "--listen", "127.0.0.1:0", "--json")
+    assert serving.stdout is not None
+    url = str(json.loads(serving.stdout.readline())["url"])
+    words = ("work", "--join", url, "--slots", "2", "--run-as", f"{FIRST}-{SECOND}", "--name", "jail")
+    working = shell.start(*words)
+    try:
+        with FleetDesk(url, shell.home) as desk:
+            desk.submit("first", "/bin/sh", "-c", f"id -u > first.uid\n{VICTIM}", folder=shell.folder)
+            wait_until((shell.folder / "victim.txt").exists)
+            working.kill()
+            working.communicate(timeout=PATIENCE_S)
+            working = shell.start(*words)
+            desk.submit("second", "/bin/sh", "-c", "id -u > second.uid", folder=shell.folder)
+            wait_until(lambda: desk.states()["second"][0] == "completed")
+            assert desk.states()["first"][0] == "running"
+            (shell.folder / "enough").touch()
+            wait_until(lambda: desk.states()["first"][0] == "completed")
+    finally:
+        for one in (working, serving):
+            one.send_signal(signal.SIGTERM)
+            one.communicate(timeout=PATIENCE_S)
+    users = {(shell.folder / f"{name}.uid").read_text().strip() for name in ("first", "second")}
+    assert users == {str(FIRST), str(SECOND)}
+    shutil.rmtree(base)

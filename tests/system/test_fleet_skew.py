@@ -1,0 +1,111 @@
+"""A worker of the release before works for today's coordinator, and today's worker for that release's coordinator."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.fleet_desk import FleetDesk
+from tests.system.shell import Shell
+
+ROOT = Path(__file__).parents[2]
+BEFORE = "fa03904"
+"""The last commit of the release before."""
+PATIENCE_S = 90.0
+
+
+@pytest.fixture(scope="module")
+def release_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program as it was, unpacked from this checkout's history."""
+    git = ["git", "-C", str(ROOT), "archive", "--format=tar", BEFORE, "src"]
+    try:
+        found = subprocess.run(git, capture_output=True, check=False, timeout=60)
+    except FileNotFoundError:
+        pytest.skip("git is not installed, so the release before can't be unpacked")
+    if found.returncode:
+        pytest.skip(f"this checkout has no history that reaches {BEFORE}: a shallow clone, or no clone at all")
+    folder = tmp_path_factory.mktemp("before")
+    subprocess.run(["tar", "-x", "-C", str(folder)], input=found.stdout, check=True, timeout=60)
+    return folder / "src"
+
+
+class Side:
+    """One program of a fleet, of a version of its own."""
+
+    def __init__(self, shell: Shell, source: Path, *words: str) -> None:
+        before = shell.env.get("PYTHONPATH", "")
+        env = {**shell.env, "PYTHONPATH": os.pathsep.join(filter(None, [str(source), before]))}
+        self.log = shell.folder / f"{words[0]}.log"
+        self._out = self.log.open("wb")
+        argv = [sys.executable, "-P", "-m", "stoker", *words]
+        self.process = subprocess.Popen(argv, cwd=shell.folder, env=env, stdout=self._out, stderr=subprocess.STDOUT)
+
+    def first_object(self) -> dict[str, Any]:
+        """Give the first line that it printed."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while b"\n" not in self.log.read_bytes():
+            assert self.process.poll() is None, self.said()
+            assert time.monotonic() < deadline_s, self.said()
+            time.sleep(0.02)
+        found: dict[str, Any] = json.loads(self.log.read_bytes().splitlines()[0])
+        return found
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")[-4000:]
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(PATIENCE_S)
+        finally:
+            self._out.close()
+
+
+@pytest.fixture
+def sides() -> Iterator[list[Side]]:
+    """Programs that end with the test, the last one first."""
+    found: list[Side] = []
+    yield found
+    for side in reversed(found):
+        if side.process.poll() is None:
+            side.end()
+
+
+@pytest.mark.parametrize(
+    "is_worker_old",
+    [True, pytest.param(False, marks=pytest.mark.slow)],
+    ids=["old_worker", "old_coordinator"],
+)
+def test_a_job_runs_through_between_this_release_and_the_one_before(
+    tmp_path: Path, release_before: Path, index: Path, sides: list[Side], is_worker_old: bool
+):
+    shell = Shell(tmp_path, index=index)
+    today = ROOT / "src"
+    serving = Side(shell, today if is_worker_old else release_before, "serve", "--listen", "127.0.0.1:0", "--json")
+    sides.append(serving)
+    url = serving.first_object()["url"]
+    working = Side(shell, release_before if is_worker_old else today, "work", "--name", "desk", "--join", url)
+    sides.append(working)
+    with FleetDesk(url, shell.home) as desk:
+        desk.submit("well", "/bin/sh", "-c", "echo it runs", folder=shell.folder)
+        desk.submit("badly", "/bin/sh", "-c", "exit 3", folder=shell.folder)
+        desk.submit("unwanted", "/bin/sh", "-c", "sleep 60", folder=shell.folder, priority=-1)
+        deadline_s = time.monotonic() + PATIENCE_S
+        wanted = {"well": "completed", "badly": "failed", "unwanted": "cancelled"}
+        while (states := {name: state for name, (state, _) in desk.states().items()}) != wanted:
+            assert time.monotonic() < deadline_s, (states, working.said(), serving.said())
+            if states["unwanted"] == "running":
+                desk.client.cancel("unwanted")
+            time.sleep(0.05)
+        assert desk.client.job("well").attempts[0].machine == "desk"
+    assert working.end() in (0, 75, 143), working.said()
+    assert serving.end() in (0, 143), serving.said()
