@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import ssl
 import subprocess
 import sys
 import urllib.request
@@ -34,6 +35,11 @@ class Coordinator:
         return self.home / "state" / "operator.token"
 
     @property
+    def ca(self) -> Path:
+        """Whom to trust there, where it speaks TLS."""
+        return self.home / "state" / "authority" / "ca.pem"
+
+    @property
     def environment(self) -> dict[str, str]:
         """What a command needs to find it."""
         return {"STOKER_HOME": str(self.home)}
@@ -47,14 +53,18 @@ class Coordinator:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(kind))
 
     def get(self, path: str) -> Any:
-        with urllib.request.urlopen(self.url + path, timeout=120) as answer:  # noqa: S310 - our own server
+        is_secure = self.url.startswith("https")
+        trust = ssl.create_default_context(cafile=str(self.ca)) if is_secure else None
+        shown = {"X-Operator-Token": self.token.read_text().strip()} if is_secure else {}
+        request = urllib.request.Request(self.url + path, headers=shown)  # noqa: S310 - our own server
+        with urllib.request.urlopen(request, timeout=120, context=trust) as answer:  # noqa: S310
             return json.loads(answer.read())
 
 
 @contextmanager
-def serving(peer: Installed, home: Path, *options: str) -> Iterator[Coordinator]:
-    """Run `stoker serve` on a free port; `options` follow."""
-    command = [str(peer.program("stoker")), "serve", "--listen", "127.0.0.1:0", "--json", *options]
+def serving(peer: Installed, home: Path, *options: str, listen: str = "127.0.0.1:0") -> Iterator[Coordinator]:
+    """Run `stoker serve` on a free port; `options` follow. It is asked over loopback, wherever it listens."""
+    command = [str(peer.program("stoker")), "serve", "--listen", listen, "--json", *options]
     environment = harness.environment_with({"STOKER_HOME": str(home)})
     with (home / "serve.log").open("wb") as log:
         program = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -63,7 +73,8 @@ def serving(peer: Installed, home: Path, *options: str) -> Iterator[Coordinator]
             line = program.stdout.readline()
             if not line:
                 raise RuntimeError(f"stoker serve does not start:\n{(home / 'serve.log').read_text()[-2000:]}")
-            yield Coordinator(url=json.loads(line)["url"], pid=program.pid, home=home)
+            url = json.loads((home / "state" / "serve.json").read_text())["url"]
+            yield Coordinator(url=url, pid=program.pid, home=home)
         finally:
             program.send_signal(signal.SIGTERM)
             try:

@@ -44,6 +44,8 @@ NAMES = (
     "fleet_cycles",
     "fleet_scale",
     "fleet_latency",
+    "contents",
+    "environments",
     "fences",
 )
 

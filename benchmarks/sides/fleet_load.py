@@ -15,10 +15,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
+import http.client
 import json
 import re
 import resource
+import secrets
+import ssl
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -27,8 +31,11 @@ from typing import Any
 import procfs
 import uvloop
 
+from stoker.host.tls.contexts import client_context
+from stoker.host.tls.keys import make_csr, make_key
 from stoker.model.capability import Capability
 from stoker.model.ids import job_id
+from stoker.wire.join_proofs import finish_proof, join_key, read_code
 
 GIB = 1 << 30
 ARCHIVE = b"the result of every job"
@@ -51,19 +58,40 @@ def main() -> None:
     parser.add_argument("--way", choices=("started", "direct"), default="started")
     parser.add_argument("--server", type=int, required=True, help="its process, whose CPU time is told")
     parser.add_argument("--database", type=int, help="its database's, with all children")
+    parser.add_argument("--ca", type=Path, help="speak TLS, trust this CA, and let every worker join first")
+    parser.add_argument("--keys", type=Path, help="a folder for the workers' certificates")
     asked = parser.parse_args()
-    coordinator = Coordinator(asked.url, asked.token.read_text().strip())
+    coordinator = Coordinator(asked.url, asked.token.read_text().strip(), asked.ca)
     coordinator.upload()
     coordinator.submit(asked.jobs, asked.first)
-    print(json.dumps(uvloop.run(press(asked))))
+    trusts: list[ssl.SSLContext | None] = [None] * asked.workers
+    if asked.ca:
+        trusts = [coordinator.enrol(number, asked.keys) for number in range(asked.workers)]
+    print(json.dumps(uvloop.run(press(asked, trusts))))
 
 
 class Coordinator:
     """What is asked of it before anything is timed."""
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, ca: Path | None) -> None:
         self._url = url
         self._token = token
+        self._ca_pem = ca.read_text() if ca else ""
+        self._trust = client_context(self._ca_pem) if ca else None
+
+    def enrol(self, number: int, keys: Path) -> ssl.SSLContext:
+        """Let a worker join with a code of its own, and give what it connects with."""
+        name, code = f"w{number}", read_code(self.ask("/v1/invites", {})["code"])
+        key, key_pem = join_key(code), make_key()
+        csr_pem, nonce = make_csr(key_pem, name), secrets.token_hex(16)
+        begun = self._join(number, "/v1/join/begin", {"id": code.id, "nonce": nonce})
+        nonces = {"nonce": nonce, "server_nonce": begun["nonce"]}
+        proof = finish_proof(key, name=name, csr_pem=csr_pem, **nonces)
+        said = {"id": code.id, "name": name, "csr_pem": csr_pem, "proof": proof, **nonces}
+        joined = self._join(number, "/v1/join/finish", said)
+        path = keys / f"{name}.pem"
+        path.write_text(joined["certificate_pem"] + key_pem)
+        return client_context(self._ca_pem, certificate_file=str(path), key_file=str(path))
 
     def upload(self) -> None:
         begun = self.ask("/v1/uploads", {"digest": SHA, "size_bytes": len(ARCHIVE)})
@@ -83,8 +111,21 @@ class Coordinator:
         kind = "application/json" if method == "POST" else "application/octet-stream"
         headers = {"X-Operator-Token": self._token, "X-Stoker-Protocol": "1", "Content-Type": kind}
         request = urllib.request.Request(self._url + path, body, headers, method=method)  # noqa: S310 - our own server
-        with urllib.request.urlopen(request, timeout=600) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=600, context=self._trust) as answer:  # noqa: S310
             return json.loads(answer.read())
+
+    def _join(self, number: int, path: str, body: object) -> Any:
+        """Ask from an address of its own: from one alone codes may not be tried so quickly."""
+        at = urllib.parse.urlsplit(self._url)
+        source = (f"127.0.{1 + number // 250}.{1 + number % 250}", 0)
+        line = http.client.HTTPSConnection(str(at.hostname), at.port, context=self._trust, source_address=source)
+        line.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        answer = line.getresponse()
+        said = json.loads(answer.read())
+        line.close()
+        if answer.status != 200:
+            raise RuntimeError(f"{path}: {said}")
+        return said
 
 
 def order(number: int) -> dict[str, object]:
@@ -102,10 +143,10 @@ def order(number: int) -> dict[str, object]:
     }
 
 
-async def press(asked: argparse.Namespace) -> dict[str, object]:
+async def press(asked: argparse.Namespace, trusts: list[ssl.SSLContext | None]) -> dict[str, object]:
     """Let all workers say hello, then let them go; ends when every job has."""
     loop = asyncio.get_running_loop()
-    host, _, port = asked.url.removeprefix("http://").partition(":")
+    host, _, port = asked.url.partition("://")[2].partition(":")
     over = loop.create_future()
     left = Left(asked.cycles or asked.jobs, over)
     workers = []
@@ -114,6 +155,7 @@ async def press(asked: argparse.Namespace) -> dict[str, object]:
             lambda number=number: Worker(number, f"{host}:{port}", left, is_started=asked.way == "started"),  # type: ignore[misc]
             host,
             int(port),
+            ssl=trusts[number],
         )
         workers.append(worker)
     await asyncio.gather(*(worker.hello() for worker in workers))

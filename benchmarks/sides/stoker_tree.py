@@ -1,0 +1,111 @@
+"""A tree of one large file, in process: sent to a coordinator, or received from it into a store, verified and durable.
+
+`--way receive` is from after the imports to the tree's record; `--way three` are three machines at once, each with a
+server of its own for the others. What to bring stands in the environment: `FLEET_URL`, `FLEET_TOKEN`, `FLEET_CA` where
+it speaks TLS, and the file: `TREE_FILE`, `TREE_BYTES`, `TREE_SHA256`. `executed` counts the tree's bytes; with `three`
+how many of them took it from the coordinator.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from contextlib import ExitStack
+
+import speak
+
+import stoker.host.http.connections  # noqa: F401 - otherwise imported with the first request, inside the time
+from stoker.host.http.client import Urllib3Transport
+from stoker.host.http.settings import FleetIdentity, HttpSettings
+from stoker.model.artifacts import Tree, TreeEntry
+from stoker.model.clock import SystemClock
+from stoker.model.digests import Digest
+from stoker.store.download.stop import Stop
+from stoker.store.local import LocalStore
+from stoker.wire.client import FleetClient
+from stoker.wire.leasing import Hello
+from stoker.worker.peering.reaching import peer_opener
+from stoker.worker.peering.server import PeerServer
+from stoker.worker.peering.shelf import Shelf
+from stoker.worker.shipping.origins import CoordinatorAlone, FleetOrigins
+from stoker.worker.shipping.tree_receiving import receive_tree
+from stoker.worker.shipping.tree_sending import InFolder, send_tree
+
+CLOCK = SystemClock()
+
+
+def main() -> None:
+    asked = speak.read_arguments(ways=("receive", "send", "three"))
+    folder, name = os.path.split(os.environ["TREE_FILE"])
+    tree = Tree((TreeEntry(name, int(os.environ["TREE_BYTES"]), Digest(os.environ["TREE_SHA256"])),))
+    with ExitStack() as opened:
+        client, transport = _line(opened)
+        if asked.way == "send":
+            started, used = time.perf_counter(), time.process_time()
+            send_tree(client, tree, InFolder(folder), clock=CLOCK)
+            done = tree.size_bytes
+        elif asked.way == "receive":
+            store = _store(os.path.join(asked.home, "store"), opened)
+            started, used = time.perf_counter(), time.process_time()
+            receive_tree(CoordinatorAlone(client, transport), tree.digest(), store, stop=Stop(), clock=CLOCK)
+            done = tree.size_bytes
+        else:
+            started, used = time.perf_counter(), time.process_time()
+            done = _three(str(asked.home), tree.digest(), opened)
+        ended, used = time.perf_counter(), time.process_time() - used
+    shutil.rmtree(asked.home)
+    speak.tell(asked, seconds=ended - started, total=None, executed=done, cpu_seconds=used)
+
+
+def _three(home: str, tree: str, opened: ExitStack) -> int:
+    threads, taken = [], []
+    for name in ("one", "two", "three"):
+        store = _store(os.path.join(home, name), opened)
+        server = PeerServer(Shelf(store, clock=CLOCK), clock=CLOCK)
+        server.start()
+        opened.callback(server.close)
+        client, transport = _line(opened)
+        client.hello(
+            Hello(
+                worker=name,
+                incarnation=f"incarnation-{name}",
+                capability={"hostname": name},
+                capability_digest="",
+                contents_at=server.url,
+            )
+        )
+        origins = opened.enter_context(
+            FleetOrigins(client, transport, worker=name, open_peer=peer_opener(None, clock=CLOCK))
+        )
+
+        def bring(origins: FleetOrigins = origins, store: LocalStore = store) -> None:
+            places = origins.find(tree, frozenset())
+            taken.append(0 if places[0].machine else 1)
+            receive_tree(origins, tree, store, stop=Stop(), clock=CLOCK)
+
+        threads.append(threading.Thread(target=bring))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(taken)
+
+
+def _line(opened: ExitStack) -> tuple[FleetClient, Urllib3Transport]:
+    ca = os.environ.get("FLEET_CA", "")
+    transport = Urllib3Transport(HttpSettings(fleet=FleetIdentity(ca_file=ca) if ca else None))
+    opened.callback(transport.close)
+    client = FleetClient(transport, os.environ["FLEET_URL"], clock=CLOCK, token=os.environ["FLEET_TOKEN"])
+    return client, transport
+
+
+def _store(root: str, opened: ExitStack) -> LocalStore:
+    store = LocalStore(root, clock=CLOCK)
+    store.open()
+    opened.callback(store.close)
+    return store
+
+
+main()
