@@ -21,7 +21,8 @@ done
 stoker work --name here --slots 2 &
 work=$!
 
-python fleet.py | tee said.txt
+# The Python that Stoker is installed in; `python` may be another.
+"$(dirname "$(command -v stoker)")/python" fleet.py | tee said.txt
 grep -q "best: lr=0.1" said.txt
 grep -q '"lr": 0.1' best/model.json
 stoker jobs --status completed

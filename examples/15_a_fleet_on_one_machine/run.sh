@@ -21,6 +21,7 @@ finish() {
   code=$?
   trap '' INT TERM
   if [ "$code" != 0 ] && [ "$code" != 130 ]; then tail -n 20 "$STOKER_HOME"/*.log >&2 || true; fi
+  if [ "$code" = 130 ]; then echo 'interrupted: the workers and the coordinator are stopped, and their jobs with them' >&2; fi
   for one in "${workers[@]}"; do kill "$one" 2>/dev/null || true; done
   for one in "${workers[@]}"; do gone "$one"; done
   if [ -n "$server" ]; then kill "$server" 2>/dev/null || true; gone "$server"; fi

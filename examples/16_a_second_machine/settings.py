@@ -1,0 +1,3 @@
+"""What is changed and not committed, in this example."""
+
+STEPS = 20
