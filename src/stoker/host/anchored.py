@@ -13,17 +13,17 @@ import os
 import stat
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 from stoker.host.durable import NO_STEP, sync_descriptor, temp_name, translated, write_all
+from stoker.model.closable import Closable
 
 _OPEN_BASE = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _OPEN_BELOW = _OPEN_BASE | os.O_NOFOLLOW
 _OPEN_FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
-class AnchoredFolder:
+class AnchoredFolder(Closable):
     """An open folder. Use it in a `with`, or `close` it. Names given to its methods are single components."""
 
     def __init__(self, path: str, descriptor: int) -> None:
@@ -51,14 +51,6 @@ class AnchoredFolder:
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def path_of(self, name: str) -> str:
         """Give the path of a name, for messages."""

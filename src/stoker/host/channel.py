@@ -18,7 +18,8 @@ from stoker.model import json_text
 
 _HEADER = struct.Struct("!IB")
 _READ_BYTES = 1 << 16
-_MOST_FDS = 16
+MOST_FDS = 24
+"""How many descriptors one message may carry."""
 
 
 class Received(NamedTuple):
@@ -40,8 +41,17 @@ class Channel:
     def fileno(self) -> int:
         return self._socket.fileno()
 
+    @property
+    def unclaimed_fds(self) -> tuple[int, ...]:
+        """Descriptors that have arrived before their message has."""
+        return tuple(self._fds)
+
     def send(self, body: dict[str, Any], fds: Sequence[int] = ()) -> None:
         """Send one message. The descriptors are duplicated; ours stay ours. Raises `OSError` if nobody listens."""
+        if len(fds) > MOST_FDS:
+            # The kernel would drop the rest without a word.
+            message = f"{len(fds)} descriptors are more than the {MOST_FDS} that one message carries"
+            raise ValueError(message)
         payload = json_text.dumps(body).encode()
         frame = _HEADER.pack(len(payload), len(fds)) + payload
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
@@ -54,7 +64,7 @@ class Channel:
         """Wait for bytes and give the messages that they complete, perhaps none. `None`: the other end is gone."""
         try:
             data, ancillary, _, _ = self._socket.recvmsg(
-                _READ_BYTES, socket.CMSG_SPACE(_MOST_FDS * array.array("i").itemsize), socket.MSG_CMSG_CLOEXEC
+                _READ_BYTES, socket.CMSG_SPACE(MOST_FDS * array.array("i").itemsize), socket.MSG_CMSG_CLOEXEC
             )
         except ConnectionError:
             data, ancillary = b"", []

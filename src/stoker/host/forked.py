@@ -87,6 +87,10 @@ class Forked:
                 break
         return []
 
+    def ignore_events(self) -> None:
+        """Let go of the pipe: nobody will read it, and whoever writes to it is told so."""
+        self._finish_events()
+
     def wait(self, timeout_s: float | None = None) -> Exit:
         """Wait until the child and everything of its session has ended.
 

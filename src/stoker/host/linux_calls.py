@@ -10,6 +10,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _SYNC_WRITE = 2
+_MADV_COLLAPSE = 25
 _TIMEX_BYTES = 512  # more than the structure has on any machine
 _TIME_ERROR = 5
 
@@ -36,6 +37,11 @@ def start_write_back(descriptor: int, offset: int, size_bytes: int) -> None:
     _libc.sync_file_range(
         ctypes.c_int(descriptor), ctypes.c_int64(offset), ctypes.c_int64(size_bytes), ctypes.c_uint(_SYNC_WRITE)
     )
+
+
+def use_large_pages(start: int, size_bytes: int) -> bool:
+    """Have memory of ours moved into large pages now; say whether the kernel did."""
+    return not _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size_bytes), ctypes.c_int(_MADV_COLLAPSE))
 
 
 def is_clock_kept() -> bool:

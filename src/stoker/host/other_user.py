@@ -90,7 +90,8 @@ def _named(name: str) -> OtherUser:
     try:
         found = pwd.getpwnam(name)
     except (KeyError, ValueError):
-        raise BadInput(f"there is no user {name}", hint=f"useradd --system --create-home {name}") from None
+        hint = f"{name}-{name}: numbers that nobody has are a range" if name.isdigit() else f"useradd --system {name}"
+        raise BadInput(f"there is no user {name}", hint=hint) from None
     groups = tuple(sorted(set(os.getgrouplist(name, found.pw_gid)) - {found.pw_gid}))
     if 0 in (found.pw_gid, *groups):
         raise BadInput(f"{name} is in root's group, which reads what jobs must not", hint=_HINT)

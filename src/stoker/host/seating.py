@@ -4,31 +4,22 @@
     os.read(seat.outputs[0], …); os.write(seat.input, …); seat.resize(40, 120)
     seat.child.poll(); seat.close()
 
-Nothing of the command's environment is there before it is the command: a library that it names must not run as us.
+Nothing of the command's environment is there before it is the command (`script_orders`).
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import struct
-import sys
-import tempfile
 import termios
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from stoker.host.cgroup import own_group
-from stoker.host.containment.box import MARK
-from stoker.host.durable import write_all
 from stoker.host.other_user import OtherUser
-from stoker.host.processes import Child, start
-
-_HERE = os.path.dirname(__file__)
-_SCRIPT = os.path.join(_HERE, "seated.py")
-_SWITCHED = os.path.join(_HERE, "switched.py")
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+from stoker.host.processes import Child
+from stoker.host.script_orders import SEATED, SWITCHED, start_script, written
 
 
 class Seat:
@@ -85,14 +76,11 @@ def take_seat(
         "env": dict(env),
         "procs_files": list(procs_files),
         "is_tty": size is not None,
-        "switched": _SWITCHED,
+        "switched": SWITCHED,
         **({} if user is None else user.to_dict()),
     }
-    descriptor = _written(order)
-    try:
+    with written(order) as descriptor:
         return _at_pipes(descriptor, env) if size is None else _at_terminal(descriptor, env, size, user)
-    finally:
-        os.close(descriptor)
 
 
 def procs_files_of(pid: int) -> tuple[str, ...]:
@@ -136,21 +124,8 @@ def _at_terminal(descriptor: int, env: Mapping[str, str], size: tuple[int, int],
 
 
 def _start(descriptor: int, env: Mapping[str, str], streams: tuple[int, int, int]) -> Child:
-    ours = {"PATH": _PATH, "LC_ALL": "C.UTF-8", MARK: env.get(MARK, "")}
-    command = [sys.executable, "-I", "-S", "-B", _SCRIPT, str(descriptor)]
     stdin, stdout, stderr = streams
-    return start(command, cwd="/", env=ours, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=(descriptor,))
-
-
-def _written(order: Mapping[str, object]) -> int:
-    """Give a descriptor with an order in it, which never touches a disk where the system can do without."""
-    if sys.platform == "linux":
-        descriptor = os.memfd_create("stoker-order", os.MFD_CLOEXEC)
-    else:
-        descriptor, path = tempfile.mkstemp()
-        os.unlink(path)
-    write_all(descriptor, json.dumps(order).encode("ascii"), 0)
-    return descriptor
+    return start_script(SEATED, descriptor, env, stdin=stdin, stdout=stdout, stderr=stderr)
 
 
 def _set_size(terminal: int, size: tuple[int, int]) -> None:

@@ -22,10 +22,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
-from typing import IO, Any, Self
+from signal import Signals
+from typing import IO, Any
 
 from stoker.host.channel import Channel
 from stoker.host.durable import StrPath, translate, translated
@@ -35,6 +35,7 @@ from stoker.host.forked import Forked
 from stoker.host.identity import identity_from
 from stoker.host.processes import GRACE_S
 from stoker.model import json_text
+from stoker.model.closable import Closable
 from stoker.model.errors import ProcessLost, Unavailable
 from stoker.model.frozen import frozen
 
@@ -56,7 +57,7 @@ class Ready:
     preload_s: float
 
 
-class Zygote:
+class Zygote(Closable):
     """The warm process. Any thread may fork from it and close it.
 
     It starts in the background: orders given before it is ready wait in line.
@@ -75,6 +76,7 @@ class Zygote:
         self._is_ready = threading.Event()
         self._is_closed = False
         self._is_lost = False
+        self._life_fd = -1
         self._reader = threading.Thread(target=self._read, name="stoker-zygote-reader", daemon=True)
 
     @classmethod
@@ -112,18 +114,29 @@ class Zygote:
             log.close()
             raise translate(error, error.filename or python) from error
         zygote = cls(process, Channel(ours), log)
-        zygote._reader.start()
-        with suppress(OSError):
-            # If it is gone already, the reader says so to whoever asks.
-            zygote._channel.send(
-                {"op": "hello", "preload": list(preload), "parent_pid": os.getpid(), "linger_s": linger_s}
-            )
+        zygote._greet(preload, linger_s)
         return zygote
+
+    def _greet(self, preload: Sequence[str], linger_s: float) -> None:
+        self._reader.start()
+        hello = {"op": "hello", "preload": list(preload), "parent_pid": os.getpid(), "linger_s": linger_s}
+        life_read, self._life_fd = os.pipe()
+        try:
+            # If it is gone already, the reader says so to whoever asks.
+            with suppress(OSError):
+                self._channel.send(hello, [life_read])
+        finally:
+            os.close(life_read)
 
     @property
     def is_lost(self) -> bool:
         """Whether it is gone without having been closed: nothing can be forked from it any more."""
         return self._is_lost
+
+    @property
+    def loss(self) -> ProcessLost | None:
+        """Why nothing of it is left, if it is lost."""
+        return self._lost() if self._is_lost else None
 
     @property
     def pid(self) -> int:
@@ -138,7 +151,7 @@ class Zygote:
             raise self._lost()
         return self._ready
 
-    def fork(
+    def fork(  # noqa: PLR0913 - what a process is made of
         self,
         entry: str,
         request: Mapping[str, Any],
@@ -147,11 +160,14 @@ class Zygote:
         env: Mapping[str, str] | None = None,
         cwd: StrPath | None = None,
         box: Entry | None = None,
+        fds: Sequence[int] = (),
     ) -> Forked:
         """Run `module:function(request, emit)` in a child; its output is appended to the log.
 
         Returns when the child exists. Somebody has to read its events: a full pipe makes the child wait. With a `box`
-        the child enters it before it looks for the function; if it can't, waiting for it says why.
+        the child enters it before it looks for the function; if it can't, waiting for it says why. `fds` (at most
+        20) are open in the child, too, and in no other one: its request has their numbers there as `fds`, in the same
+        order. Ours stay ours.
         """
         answer: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         fork_id = next(self._ids)
@@ -166,6 +182,7 @@ class Zygote:
             "env": dict(env or {}),
             "cwd": None if cwd is None else os.fspath(cwd),
             "box": None if box is None else {"files": box.procs_files, "address_space_bytes": box.address_space_bytes},
+            "is_gated": box is not None and box.gate_fd is not None,
         }
         gate = [] if box is None or box.gate_fd is None else [box.gate_fd]
         try:
@@ -176,7 +193,7 @@ class Zygote:
                 self._forked[fork_id] = forked
             # If nobody listens any more, the reader notices and answers for the zygote.
             with suppress(ConnectionError):
-                self._channel.send(order, [write_fd, log_fd, *gate])
+                self._channel.send(order, [write_fd, log_fd, *gate, *fds])
         except BaseException:
             with self._changing:
                 self._answers.pop(fork_id, None)
@@ -193,6 +210,17 @@ class Zygote:
                 f"no process could be made: {body['why']}", hint="this machine is out of memory or process numbers"
             )
         return forked
+
+    def signal(self, children: Collection[Forked], number: Signals) -> None:
+        """Signal children and their groups, except those that have ended.
+
+        Nobody else can be meant: it is their parent who signals, before it reaps them.
+        """
+        with self._changing:
+            ids = [fork_id for fork_id, forked in self._forked.items() if forked in children]
+        # Whoever is gone has taken them along.
+        with suppress(OSError):
+            self._channel.send({"op": "signal", "ids": ids, "number": int(number)})
 
     def close(self, grace_s: float = GRACE_S) -> None:
         """Stop all children, politely and after `grace_s` firmly, and the zygote; confirmed. Twice is fine."""
@@ -211,20 +239,15 @@ class Zygote:
             self._reap()
             self._channel.close()
             self._log.close()
+            if self._life_fd >= 0:
+                os.close(self._life_fd)
+            self._life_fd = -1
 
     def _reap(self) -> None:
         try:
             self._process.wait(_CLOSE_WAIT_S)
         except subprocess.TimeoutExpired as error:
             raise ProcessLost(f"the zygote (process {self.pid}) does not end", pid=self.pid) from error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _read(self) -> None:
         try:

@@ -15,17 +15,16 @@ from __future__ import annotations
 import atexit
 import gc
 import os
-import signal
 import sys
 import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
-from stoker.host import linux_calls
 from stoker.host.entry import BOX_REFUSED, Entry, enter
+from stoker.host.entry_points import entry_point
+from stoker.host.forking import become_independent, let_signals_in
 from stoker.model import json_text
 
 Emit = Callable[[Mapping[str, Any]], None]
@@ -41,6 +40,8 @@ class Ends(NamedTuple):
     log_fd: int
     gate_fd: int | None
     """Where it waits until its box lets it in."""
+    given_fds: Sequence[int] = ()
+    """Further ones, which its request tells it."""
 
 
 def run_forked(order: dict[str, Any], ends: Ends, *, zygote_pid: int, zygote_fds: Sequence[int]) -> NoReturn:
@@ -50,9 +51,13 @@ def run_forked(order: dict[str, Any], ends: Ends, *, zygote_pid: int, zygote_fds
     try:
         for fd in zygote_fds:
             os.close(fd)
-        _become_independent(zygote_pid, ends.log_fd)
+        become_independent(zygote_pid)
+        _redirect(ends.log_fd)
+        let_signals_in()
         _enter_box(order["box"], ends.gate_fd, emit)
         _enter(order)
+        if ends.given_fds:
+            order["request"]["fds"] = list(ends.given_fds)
         status = _run(order, emit)
     except BaseException:  # noqa: BLE001 - there is nobody above us
         traceback.print_exc()
@@ -60,16 +65,7 @@ def run_forked(order: dict[str, Any], ends: Ends, *, zygote_pid: int, zygote_fds
         _end(status, emit)
 
 
-def _become_independent(zygote_pid: int, log_fd: int) -> None:
-    linux_calls.die_with_parent(signal.SIGKILL)
-    if os.getppid() != zygote_pid:
-        # It ended before we asked, so the signal never comes.
-        os._exit(1)
-    os.setsid()
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_DFL)
+def _redirect(log_fd: int) -> None:
     null_fd = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null_fd, 0)
     os.close(null_fd)
@@ -79,8 +75,6 @@ def _become_independent(zygote_pid: int, log_fd: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         # A person may be following the log.
         stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]  # sys's own are
-    # From here on a request to end, sent while we were being made, takes effect.
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _enter_box(box: Mapping[str, Any] | None, gate_fd: int | None, emit: Emitter) -> None:
@@ -103,20 +97,12 @@ def _enter(order: dict[str, Any]) -> None:
 
 
 def _run(order: dict[str, Any], emit: Emitter) -> int:
-    function = _find(order["entry"])
+    function = entry_point(order["entry"])
     try:
         function(order["request"], emit)
     except SystemExit as end:
         return _status_of(end)
     return 0
-
-
-def _find(entry: str) -> Callable[[Any, Emit], object]:
-    module_name, _, path = entry.partition(":")
-    found: Any = import_module(module_name)
-    for name in path.split("."):
-        found = getattr(found, name)
-    return found  # type: ignore[no-any-return]  # the caller names a function that fits
 
 
 class Emitter:
@@ -129,6 +115,8 @@ class Emitter:
     def __init__(self, events_fd: int) -> None:
         # Keeps count of what is written even when a signal handler raises in the middle.
         self._pipe = open(events_fd, "wb", buffering=_BUFFER_BYTES)  # noqa: SIM115 - lives as long as the process
+        self.fd = events_fd
+        """A process forked from this one has to keep it to report through the same pipe."""
         self._turn = threading.RLock()
         self._lines: deque[bytes] = deque()
         self._is_sending = False

@@ -22,16 +22,16 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from stoker.host import linux_calls
+from stoker.host import large_pages, life_line, linux_calls
 from stoker.host.channel import Channel, Received
-from stoker.host.exit import exit_from
+from stoker.host.forking import HANDLED, has_ended, reap, signal_child
 from stoker.host.process_table import ProcessRow, read_row
 from stoker.host.zygote_child import Ends, run_forked
 
 # While something is being ended, this often is looked whether it has.
 _LOOK_AGAIN_S = 0.01
+_IDLE_S = 0.02
 _KILL_WAIT_S = 5.0
-_OURS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
 
 
 def main(control_fd: int) -> None:
@@ -71,6 +71,9 @@ class Zygote:
         os.set_blocking(self._wake_write, False)
         self._selector = selectors.DefaultSelector()
         self._fds = [channel.fileno(), self._wake_read, self._wake_write, self._selector.fileno()]
+        self._waiting: list[Received] = []
+        self._moves = large_pages.moves()
+        self._is_settled = False
 
     def serve(self) -> None:
         """Say hello, then serve until told to end; leave nobody behind, whatever happens."""
@@ -84,18 +87,28 @@ class Zygote:
     def _serve(self, waiting: list[Received]) -> None:
         self._watch()
         while True:
-            for message in waiting:
-                self._obey(message)
+            self._waiting = waiting
+            while self._waiting:
+                self._obey(self._waiting.pop(0))
             self._tend()
             if self._close_at_s is not None and not self._forks:
                 break
-            ready = {key.data for key, _ in self._selector.select(_LOOK_AGAIN_S if self._is_ending else None)}
+            ready = {key.data for key, _ in self._selector.select(self._pause_s())}
+            if not ready and not self._forks and next(self._moves, None) is None:
+                self._is_settled = True
             if self._is_told_to_end(ready):
                 break
             received = self._channel.receive() if "channel" in ready else []
             if received is None:
                 break
             waiting = received
+
+    def _pause_s(self) -> float | None:
+        """Say how long to wait for something to do."""
+        if self._is_ending:
+            return _LOOK_AGAIN_S
+        # Idle for the first time: what children will share is put in order, a little at a time.
+        return None if self._is_settled or self._forks else _IDLE_S
 
     def _hello(self) -> list[Received]:
         """Read the first message and do what it says; give those that came behind it."""
@@ -114,7 +127,11 @@ class Zygote:
         self._selector.register(parent_fd, selectors.EVENT_READ, "parent")
         self._fds.append(parent_fd)
         started_s = time.monotonic()
-        warnings = _preload(hello["preload"])
+        (life_fd,) = messages[0].fds
+        # Importing takes seconds, in which nobody looks at the selector.
+        with life_line.held(life_fd):
+            warnings = _preload(hello["preload"])
+        os.close(life_fd)
         preload_s = time.monotonic() - started_s
         warnings += _threads_left()
         gc.collect()
@@ -127,7 +144,7 @@ class Zygote:
         self._selector.register(self._channel, selectors.EVENT_READ, "channel")
         self._selector.register(self._wake_read, selectors.EVENT_READ, "signal")
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        for number in _OURS:
+        for number in HANDLED:
             signal.signal(number, _leave_it_to_the_loop)
 
     def _is_told_to_end(self, ready: set[str]) -> bool:
@@ -139,28 +156,34 @@ class Zygote:
     def _obey(self, message: Received) -> None:
         order = message.body
         if order["op"] == "fork":
-            self._fork(order, *message.fds)
+            self._fork(order, message.fds)
+        elif order["op"] == "signal":
+            for fork in self._forks.values():
+                if fork.id in order["ids"]:
+                    signal_child(fork.pid, order["number"])
         elif order["op"] == "close" and self._close_at_s is None:
             self._close_at_s = time.monotonic() + order["grace_s"]
             self._signal_all(signal.SIGTERM)
-            # A stopped process gets the request only when it goes on.
-            self._signal_all(signal.SIGCONT)
 
-    def _fork(self, order: dict[str, Any], events_fd: int, log_fd: int, gate_fd: int | None = None) -> None:
-        # Blocked, so that a signal meant for the new child is neither swallowed by our handlers nor taken for ours.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
+    def _fork(self, order: dict[str, Any], fds: list[int]) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
         try:
             pid = os.fork()
             if pid == 0:
-                ends = Ends(events_fd=events_fd, log_fd=log_fd, gate_fd=gate_fd)
-                run_forked(order, ends, zygote_pid=self._pid, zygote_fds=self._fds)
+                events_fd, log_fd, *given = fds
+                gate_fd = given.pop(0) if order["is_gated"] else None
+                ends = Ends(events_fd=events_fd, log_fd=log_fd, gate_fd=gate_fd, given_fds=given)
+                # What came for children that are still to be made is theirs alone.
+                later = [fd for message in self._waiting for fd in message.fds]
+                not_its_own = [*self._fds, *later, *self._channel.unclaimed_fds]
+                run_forked(order, ends, zygote_pid=self._pid, zygote_fds=not_its_own)
         except OSError as error:
             self._channel.send({"op": "refused", "id": order["id"], "why": error.strerror})
             return
         finally:
             # Only we get here: the child ends in `run_forked`.
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _OURS)
-            for fd in (events_fd, log_fd, *([] if gate_fd is None else [gate_fd])):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
+            for fd in fds:
                 os.close(fd)
         row = read_row(pid)
         self._forks[pid] = Fork(id=order["id"], pid=pid)
@@ -178,7 +201,7 @@ class Zygote:
         if self._is_past_closing(now_s):
             self._signal_all(signal.SIGKILL)
         for fork in self._forks.values():
-            fork.has_ended = fork.has_ended or _has_ended(fork.pid)
+            fork.has_ended = fork.has_ended or has_ended(fork.pid)
         orphans = self._orphans()
         others_run = any(not fork.has_ended for fork in self._forks.values())
         for fork in [fork for fork in self._forks.values() if fork.has_ended]:
@@ -213,7 +236,7 @@ class Zygote:
             number = signal.SIGKILL
         else:
             return
-        _signal_fork(fork.pid, number)
+        signal_child(fork.pid, number)
         for row in remains:
             # Our own children, not yet reaped: the numbers are theirs.
             with suppress(ProcessLookupError, PermissionError):
@@ -227,10 +250,9 @@ class Zygote:
 
     def _report(self, fork: Fork, survivors: list[ProcessRow]) -> None:
         # Whoever joined its group since we looked.
-        _signal_fork(fork.pid, signal.SIGKILL)
-        _, status, usage = os.wait4(fork.pid, 0)
+        signal_child(fork.pid, signal.SIGKILL)
+        end = reap(fork.pid)
         del self._forks[fork.pid]
-        end = exit_from(status, usage.ru_maxrss, usage.ru_utime + usage.ru_stime)
         self._channel.send(
             {
                 "op": "exit",
@@ -245,7 +267,7 @@ class Zygote:
 
     def _signal_all(self, number: signal.Signals) -> None:
         for fork in self._forks.values():
-            _signal_fork(fork.pid, number)
+            signal_child(fork.pid, number)
 
     def _kill_all(self) -> None:
         """Kill every child and every orphan, and the orphans that this makes, until none is left."""
@@ -255,7 +277,7 @@ class Zygote:
             if not left:
                 return
             for pid in left:
-                _signal_fork(pid, signal.SIGKILL)
+                signal_child(pid, signal.SIGKILL)
             # A killed process is reaped within moments; its children become ours before it can be.
             for pid in left:
                 with suppress(ChildProcessError):
@@ -292,15 +314,3 @@ def _threads_left() -> list[str]:
     os.waitpid(pid, 0)
     count = len(os.listdir("/proc/self/task"))
     return [] if count == 1 else [f"{count - 1} threads run beside the first after preloading; forked work may hang"]
-
-
-def _has_ended(pid: int) -> bool:
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _signal_fork(pid: int, number: signal.Signals) -> None:
-    """Signal a child of ours and its group, which does not exist yet in the first moments of the child."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, number)

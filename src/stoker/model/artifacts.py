@@ -6,6 +6,9 @@ time, no place on disk. Inner symlinks are entries of their own, stored as text.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import BinaryIO
+
 from stoker.model.digests import Digest, digest_value
 from stoker.model.frozen import frozen_by_position
 
@@ -32,6 +35,10 @@ class TreeEntry:
     """Plain SHA-256 of the content; of the target's text for a symlink."""
     executable: bool = False
     link_to: str | None = None
+
+
+OpenEntry = Callable[[TreeEntry], BinaryIO]
+"""Opens a file of a tree, wherever it lies."""
 
 
 @frozen_by_position

@@ -53,6 +53,8 @@ class FleetTimes:
     """Whoever waited so long goes before every priority."""
     flush_s: float = 1.0
     """Renewals live in memory and are written down together, this often."""
+    events_kept_s: float = 90 * 24 * 3600.0
+    """Events that are older are dropped, but for those of jobs that have not ended."""
 
 
 @frozen

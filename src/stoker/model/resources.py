@@ -30,6 +30,8 @@ class Needs:
     memory_gib: float = 0.0
     vram_gib: float = 0.0
     """On each of its devices."""
+    ranks: int = 1
+    """As how many processes it runs, brought up together: a gang if more than one. All else is for all of them."""
     shares: bool = False
     """It may run beside others on its devices, within `vram_gib`; else it has them to itself."""
 

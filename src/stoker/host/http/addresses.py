@@ -19,6 +19,7 @@ PORTS = {"http": 80, "https": 443}
 _CONTROL = re.compile(r"[\x00-\x20\x7f]")
 _HOST_NAME = re.compile(r"[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?(?:\.[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?)*\.?")
 _LONGEST_NAME = 254
+_LOOPBACK = ipaddress.IPv4Address("127.0.0.1")
 # What may stand in a path and query as it is; `%` too, since whoever gave the address has escaped it.
 _AS_IT_IS = "/?:@!$&'()*+,;=-._~%[]"
 
@@ -118,29 +119,26 @@ def is_inner(host: str) -> bool:
     Addresses count (in every form that the system's resolver takes, `127.1` too) and the names of this computer; any
     other name is taken for a public one and not looked up.
     """
-    if host.rstrip(".") == "localhost" or host.rstrip(".").endswith(".localhost"):
-        return True
-    address = _literal(host)
-    if address is None:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return not (mapped or address).is_global
+    address = _meant(host)
+    return address is not None and not address.is_global
 
 
 def is_this_computer(host: str) -> bool:
     """Whether a host, however it is written, can only be this computer itself."""
-    if host.rstrip(".") == "localhost" or host.rstrip(".").endswith(".localhost"):
-        return True
-    address = _literal(host)
-    if address is None:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
+    address = _meant(host)
+    return address is not None and address.is_loopback
 
 
 def is_literal(host: str) -> bool:
     """Whether a host is written as an address."""
     return _literal(host) is not None
+
+
+def _meant(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Give the address that a host's text alone says it is; nothing of a name that has to be looked up."""
+    bare = host.rstrip(".")
+    address = _LOOPBACK if bare == "localhost" or bare.endswith(".localhost") else _literal(host)
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def _literal(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -89,7 +89,8 @@ class Urllib3Transport:
     def _connect(self, route: Route, cord: Cord, trusted: ssl.SSLContext | None) -> Connection:
         from stoker.host.http.connections import connect  # noqa: PLC0415 - urllib3 costs a tenth of a second
 
-        return connect(route, cord=cord, connect_s=self._settings.connect_s, trust=trusted)
+        settings = self._settings
+        return connect(route, cord=cord, connect_s=settings.connect_s, trust=trusted, unheard_s=settings.unheard_s)
 
     def _ask(self, connection: Connection, question: _Question, cord: Cord) -> WireReply:
         address, wire, is_forwarded = question.address, connection.wire, connection.route.is_forwarded

@@ -20,7 +20,7 @@ from urllib3.exceptions import HTTPError
 from urllib3.util import Url
 
 from stoker.host.http.cord import Cord
-from stoker.host.http.dialing import dial
+from stoker.host.http.dialing import dial, expect_life
 from stoker.host.http.exchange import BodySource, Headers
 from stoker.host.http.failures import (
     TROUBLE,
@@ -55,8 +55,12 @@ def connect(
     connect_s: float,
     trust: ssl.SSLContext | None,
     admits: Callable[[str], bool] | None = None,
+    unheard_s: float | None = None,
 ) -> Connection:
-    """Open a connection: name, socket, proxy and TLS, all within `connect_s`. Raises `NetworkFailed`."""
+    """Open a connection: name, socket, proxy and TLS, all within `connect_s`. Raises `NetworkFailed`.
+
+    It ends when nothing was heard of the other computer for `unheard_s`, if that is told.
+    """
     inner = _inner(route, trust)
     inner.admits = admits
     with inner.connecting(cord, time.monotonic() + connect_s):
@@ -67,6 +71,8 @@ def connect(
             if failure is error:
                 raise
             raise failure from error
+        if unheard_s is not None:
+            expect_life(inner.sock, unheard_s)
         return Connection(route, inner, trust)
 
 

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import chain, zip_longest
 
 from stoker.host.http.addresses import is_literal
@@ -189,3 +190,25 @@ class _Race:
         winner.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         winner.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         return winner
+
+
+def expect_life(connected: socket.socket, unheard_s: float) -> None:
+    """Have a connection end when nothing was heard of the other computer for so long.
+
+    Its system answers even while its program is silent, so this tells a cut link from a slow program. What a system
+    does not know is left as it is there.
+    """
+    quarter_s = max(1, round(unheard_s / 4))
+    wishes = {
+        # After this silence it is asked for a sign of life, so often.
+        "TCP_KEEPIDLE": max(1, round(unheard_s / 2)),
+        "TCP_KEEPINTVL": quarter_s,
+        "TCP_KEEPCNT": max(1, round(unheard_s / 2 / quarter_s)),
+        # The same for what was sent and not acknowledged, in milliseconds.
+        "TCP_USER_TIMEOUT": round(unheard_s * 1000),
+    }
+    for name, value in wishes.items():
+        option = getattr(socket, name, None)
+        if option is not None:
+            with suppress(OSError):
+                connected.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -34,6 +34,10 @@ class HttpSettings:
     """From the request to the last line of the answer's head, however it trickles in."""
     read_s: float = 30.0
     """Without any byte of the body."""
+    unheard_s: float | None = None
+    """Without a sign of life from the other computer itself, which gives one even while its program is silent: then
+    the connection is cut. Nothing: as the system has it, which is a quarter of an hour and more.
+    """
     proxies: Mapping[str, str] = fresh(factory=dict)
     """Scheme (or `all`) to the proxy's address; credentials may stand in it."""
     no_proxy: tuple[str, ...] = ()

@@ -25,8 +25,6 @@ class UnprovenAnswer:
 
     status: int
     data: bytes
-    is_cut: bool
-    """There was more of it than anybody needs."""
     headers: Headers
 
 
@@ -47,9 +45,8 @@ def ask_unproven(url: str, body: bytes, *, settings: HttpSettings, headers: dict
             data = bytearray()
             while len(data) <= _MOST_BYTES and (piece := reply.read(_MOST_BYTES)):
                 data += piece
-            is_cut = len(data) > _MOST_BYTES
-            kept = bytes(data[:_MOST_BYTES])
-            return UnprovenAnswer(status=reply.status, data=kept, is_cut=is_cut, headers=reply.headers)
+            # More than anybody needs is no answer of ours: what is left of it can't be read as one.
+            return UnprovenAnswer(status=reply.status, data=bytes(data[:_MOST_BYTES]), headers=reply.headers)
     finally:
         transport.close()
 
