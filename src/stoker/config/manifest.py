@@ -51,6 +51,8 @@ class JobEntry:
     min_cores: int = 0
     gpus: int | None = None
     """How many devices."""
+    ranks: int | None = None
+    """As how many processes it runs."""
     shares: bool = False
     """Whether it may run beside others on its device."""
     base: str = ""
@@ -124,7 +126,7 @@ class JobEntry:
             model=self.of,
             requirements=Requirements(
                 wish=self.wish,
-                device_count=self.gpus or 1,
+                device_count=self.gpus or self.ranks or 1,
                 vram_bytes=int(self.min_vram_gib * GIB),
                 ram_bytes=int(self.min_ram_gib * GIB),
                 cores=self.min_cores,

@@ -109,6 +109,12 @@ JOB = Form(
         Field("min_ram_gib", _GIB, "memory of the machine, in GiB"),
         Field("min_cores", Whole(most=65_536), "physical cores"),
         Field("gpus", Whole(most=1024), "how many devices; said alone, it means require_cuda", may_be_null=True),
+        Field(
+            "ranks",
+            Whole(least=1, most=1024),
+            "as how many processes it runs, which start and end together; each on a device if it wants devices",
+            may_be_null=True,
+        ),
         Field("shares", Flag(), "it may run beside others on its device, within min_vram_gib"),
         Field("base", _WORD, "what it has in common with its like on one device: a base model. Charged once"),
         Field("base_gib", _GIB, "how much of min_vram_gib that is"),

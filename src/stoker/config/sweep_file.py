@@ -223,7 +223,11 @@ def unequal_lengths(axes: tuple[Axis, ...]) -> str:
 
 
 def _given(value: Any) -> Choice:
-    return Choice(fill_text(value), value, Form.VALUE)
+    try:
+        return Choice(fill_text(value), value, Form.VALUE)
+    except TypeError:
+        # No plain value, such as a date of TOML: it was refused at its place when the file was read.
+        return Choice(str(value), str(value), Form.VALUE)
 
 
 def _flattened(item: Mapping[Any, Any], known: tuple[str, ...], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import queue
 import threading
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
+
+from stoker.model.closable import Closable
 
 _DEPTH = 8
 _WORTH_A_HANDOVER_BYTES = 32 * 1024
@@ -17,7 +18,7 @@ class Hashing(Protocol):
     def update(self, data: bytes, /) -> None: ...
 
 
-class HashLane:
+class HashLane(Closable):
     """One thread that feeds blocks to hashes, in order, at most a few blocks behind. For one thread to use.
 
     Its memory is bounded: whoever is much quicker waits. A block must not change after it was given.
@@ -47,14 +48,6 @@ class HashLane:
             self._blocks.put(None)
             self._thread.join()
             self._thread = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _run(self) -> None:
         while (given := self._blocks.get()) is not None:

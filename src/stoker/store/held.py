@@ -35,10 +35,19 @@ def held_tree(store: LocalStore, tree: str) -> Record | None:
 
     That may be one that came, or one that somebody put here.
     """
-    for key in (tree_key(tree), put_key(Digest(tree))):
+    for key in _keys(tree):
         found = store.lookup(key)
         if isinstance(found, Found) and found.has_bytes:
             return found.record
+    return None
+
+
+def named_tree(store: LocalStore, tree: str) -> Record | None:
+    """Give the record of a tree that this store names and was not pruned. Its bytes are not looked at, nor used now."""
+    for key in _keys(tree):
+        found = store.peek(key)
+        if isinstance(found, Record) and not found.is_tombstone:
+            return found
     return None
 
 
@@ -75,7 +84,7 @@ class HeldTrees:
             return tuple([name for name in names if self._is_here(name)][:MOST])
 
     def _is_here(self, tree: str) -> bool:
-        for key in (tree_key(tree), put_key(Digest(tree))):
+        for key in _keys(tree):
             with suppress(OSError):
                 return self._is_whole(tree, key, os.stat(self._store.places.record(key)))
         with suppress(OSError):
@@ -89,3 +98,8 @@ class HeldTrees:
             found = self._store.peek(key)
             known = self._known[tree] = (stamp, isinstance(found, Record) and not found.is_tombstone)
         return known[1]
+
+
+def _keys(tree: str) -> tuple[Digest, Digest]:
+    """Give the keys under which a tree may lie: one that came, and one that somebody put here."""
+    return tree_key(tree), put_key(Digest(tree))

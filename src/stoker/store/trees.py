@@ -14,6 +14,7 @@ from hashlib import file_digest, sha256
 from typing import NamedTuple
 
 from stoker.host.durable import translated
+from stoker.host.folder_walk import FolderWalk
 from stoker.model.artifacts import Tree, TreeEntry
 from stoker.model.digests import Digest, digest_bytes
 from stoker.model.errors import Fault, Faults
@@ -82,29 +83,18 @@ def walk_tree(root: str, *, hasher: Hasher = hash_file) -> list[Walked]:
     return walk.found
 
 
-class _Walk:
-    """One pass over a folder; how deep it is costs no recursion."""
-
+class _Walk(FolderWalk):
     def __init__(self, root: str, hasher: Hasher) -> None:
+        super().__init__(root)
         self.found: list[Walked] = []
         self.faults: list[Fault] = []
-        self._root = root
         self._hasher = hasher
-        self._folders = [""]
-
-    def run(self) -> None:
-        while self._folders:
-            prefix = self._folders.pop()
-            folder = os.path.join(self._root, prefix)
-            with translated(folder), os.scandir(folder) as entries:
-                for entry in entries:
-                    self._take(prefix + entry.name, entry)
 
     def _take(self, path: str, entry: os.DirEntry[str]) -> None:
         if not _is_text(path):
             self.faults.append(Fault(repr(path), "the name is not valid Unicode"))
         elif entry.is_dir(follow_symlinks=False):
-            self._folders.append(f"{path}/")
+            self._enter(path)
         elif entry.is_file(follow_symlinks=False):
             info = entry.stat(follow_symlinks=False)
             digest, size_bytes = self._hasher(entry.path)

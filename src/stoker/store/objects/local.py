@@ -101,12 +101,12 @@ class LocalObjects:
             remove_tree(staging)
         return len(new)
 
-    def begin(self, digest: Digest, size_bytes: int) -> Upload:
+    def begin(self, digest: Digest, size_bytes: int, *, owner: str = "") -> Upload:
         _check_digest(digest)
         if size_bytes < 0:
             raise BadInput(f"an object can't have {size_bytes} bytes")
         self._check_room(size_bytes)
-        return self._uploads.begin(digest, size_bytes)
+        return self._uploads.begin(digest, size_bytes, owner)
 
     def upload(self, upload_id: str) -> Upload:
         return self._uploads.look(upload_id)

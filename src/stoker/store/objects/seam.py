@@ -53,6 +53,8 @@ class Upload:
     size_bytes: int
     offset: int
     """How many of its bytes have come to stay: the next `append` begins here."""
+    owner: str = ""
+    """Who began it, as they were named then. Whoever lets others in holds them to their own."""
 
 
 class ObjectStore(Protocol):
@@ -80,7 +82,7 @@ class ObjectStore(Protocol):
         `HashMismatch` if one has other bytes than its digest says: none of them is kept then.
         """
 
-    def begin(self, digest: Digest, size_bytes: int) -> Upload:
+    def begin(self, digest: Digest, size_bytes: int, *, owner: str = "") -> Upload:
         """Begin an upload that may be interrupted, or end with its process, and be gone on with."""
 
     def upload(self, upload_id: str) -> Upload:

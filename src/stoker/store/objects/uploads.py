@@ -42,8 +42,8 @@ class LocalUploads:
         self._places = places
         self._clock = clock
 
-    def begin(self, digest: Digest, size_bytes: int) -> Upload:
-        upload = Upload(id=os.urandom(_ID_BYTES).hex(), digest=digest, size_bytes=size_bytes, offset=0)
+    def begin(self, digest: Digest, size_bytes: int, owner: str) -> Upload:
+        upload = Upload(id=os.urandom(_ID_BYTES).hex(), digest=digest, size_bytes=size_bytes, offset=0, owner=owner)
         folder = self._places.upload(upload.id)
         with translated(folder):
             os.makedirs(folder)
@@ -130,8 +130,8 @@ class LocalUploads:
         try:
             about = unseal(_SEAL, read_regular(self._about(upload_id), _LONGEST_ABOUT_BYTES))
             digest, size_bytes, durable_bytes = about["digest"], about["size_bytes"], about["durable_bytes"]
-            is_of_this_boot = about["boot_id"] == mine().boot_id
-            if not (is_digest(digest) and 0 <= durable_bytes <= size_bytes):
+            is_of_this_boot, owner = about["boot_id"] == mine().boot_id, about.get("owner", "")
+            if not (is_digest(digest) and 0 <= durable_bytes <= size_bytes and isinstance(owner, str)):
                 message = "out of bounds"
                 raise ValueError(message)
         except (OSError, ValueError, KeyError, TypeError):
@@ -141,7 +141,7 @@ class LocalUploads:
         except FileNotFoundError:
             written = 0
         offset = written if is_of_this_boot else min(written, durable_bytes)
-        return Upload(id=upload_id, digest=Digest(digest), size_bytes=size_bytes, offset=offset)
+        return Upload(id=upload_id, digest=Digest(digest), size_bytes=size_bytes, offset=offset, owner=owner)
 
     def _settle(self, upload: Upload, descriptor: int, came_bytes: int) -> None:
         """Make what came durable: at once what is little, of a long stream of large pieces every now and then."""
@@ -165,6 +165,7 @@ class LocalUploads:
             "size_bytes": upload.size_bytes,
             "durable_bytes": upload.offset,
             "boot_id": mine().boot_id,
+            "owner": upload.owner,
         }
         write_file(self._about(upload.id), seal(_SEAL, about))
 
