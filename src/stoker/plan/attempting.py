@@ -122,6 +122,7 @@ class Attempts:
             devices=given.devices,
             variables=given.variables,
             started=given.started,
+            ranks=node.needs.ranks,
             attempt=number,
             scratch=self._scratch_of(node, execute),
             resume_key=resume_key(node.stage, execute.action) if node.stage.is_program else "",

@@ -12,7 +12,7 @@ from stoker.plan.filling import fill
 from stoker.plan.graph import Plan
 from stoker.plan.kind import JsonKind, Kind, TextKind, TreeKind
 from stoker.plan.outputs import checked_output
-from stoker.plan.program import Program
+from stoker.plan.program import Program, gang_words
 from stoker.plan.recipe import Category, Cookbook, Recipe, recipe
 from stoker.plan.stage import Stage, stage
 
@@ -46,6 +46,7 @@ __all__ = [
     "arg",
     "checked_output",
     "fill",
+    "gang_words",
     "parse_duration",
     "parse_size",
     "recipe",

@@ -8,18 +8,18 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import suppress
-from importlib import import_module
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+from stoker.host.entry_points import entry_point
 from stoker.model.artifacts import ArtifactRef, KindRef
 from stoker.model.digests import Digest
 from stoker.model.errors import Cancelled
 from stoker.model.json_text import loads
 from stoker.plan.context import StageContext
-from stoker.plan.runner import Failed, failure_of, run_stage
+from stoker.plan.runner import Failed, Finished, failure_of, run_stage
 from stoker.plan.stage import Stage
 
 
@@ -27,15 +27,36 @@ def run_work(request: dict[str, Any], emit: Callable[[dict[str, Any]], None]) ->
     """Do what a request says and send one answer: finished, or failed with its cause."""
     work = loads(request["work"])
     pid = os.getpid()
+    with asked_to_stop() as is_told:
+        outcome = do_work(work, lambda report: pass_on(report, emit), is_told)
+    if os.getpid() != pid:
+        # A fork of the stage that came back through its code: only the stage itself answers.
+        os._exit(1)
+    answer(outcome, emit)
+
+
+@contextmanager
+def asked_to_stop() -> Iterator[Callable[[], bool]]:
+    """Have a request to end raised as `Cancelled` within; after it there is nothing left to interrupt."""
     told = _Told()
     signal.signal(signal.SIGTERM, told)
+    try:
+        yield lambda: told.to_stop
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def do_work(
+    work: dict[str, Any], report: Callable[[dict[str, Any]], None], is_cancelled: Callable[[], bool]
+) -> Finished | Failed:
+    """Find the stage and do what a request says of it; whatever goes wrong is its outcome."""
     try:
         stage = find_stage(work["entry"])
         job = StageContext(
             node=work["node"],
             out=work["out"],
-            emit=lambda report: _report(report, emit),
-            is_cancelled=lambda: told.to_stop,
+            emit=report,
+            is_cancelled=is_cancelled,
             diverges_on=stage.diverges_on,
             devices=tuple(work["devices"]),
             attempt=work["attempt"],
@@ -46,15 +67,15 @@ def run_work(request: dict[str, Any], emit: Callable[[dict[str, Any]], None]) ->
             message = "; ".join(map(str, faults))
             raise ValueError(message)
         inputs = {port: [_given(*given) for given in givens] for port, givens in work["inputs"].items()}
-        outcome = run_stage(stage, job, inputs, values, work["out"])
+        return run_stage(stage, job, inputs, values, work["out"])
     except BaseException as error:  # noqa: BLE001 - whatever it is, the run has to hear of it
-        outcome = failure_of(error)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if os.getpid() != pid:
-        # A fork of the stage that came back through its code: only the stage itself answers.
-        os._exit(1)
+        return failure_of(error)
+
+
+def answer(outcome: Finished | Failed, emit: Callable[[dict[str, Any]], None]) -> None:
+    """Send the one answer, and leave the traceback in the log."""
     # The answer first: the log may lie on a disk that is full.
-    emit({"answer": _answer(outcome)})
+    emit({"answer": answer_of(outcome)})
     if isinstance(outcome, Failed):
         with suppress(OSError, ValueError):
             sys.stderr.write(outcome.detail)
@@ -63,10 +84,7 @@ def run_work(request: dict[str, Any], emit: Callable[[dict[str, Any]], None]) ->
 
 def find_stage(entry: str) -> Stage:
     """Import a stage by `module:name`."""
-    module, _, name = entry.partition(":")
-    found: Any = import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
+    found = entry_point(entry)
     if not isinstance(found, Stage):
         message = f"{entry} is not a stage"
         raise TypeError(message)
@@ -78,14 +96,16 @@ def _given(kind: str, digest: str, where: str) -> tuple[ArtifactRef, Callable[[]
     return ArtifactRef(KindRef(name, int(version)), Digest(digest)), lambda: where
 
 
-def _report(report: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> None:
+def pass_on(report: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> None:
+    """Send a stage's report up; lines for its log go there."""
     if "log" in report:
         sys.stdout.write(f"{report['log']}\n")
     else:
         emit(report)
 
 
-def _answer(outcome: Any) -> dict[str, Any]:
+def answer_of(outcome: Finished | Failed) -> dict[str, Any]:
+    """Give an outcome in the words that the run reads."""
     if not isinstance(outcome, Failed):
         return {"outcome": "finished"}
     return {

@@ -2,9 +2,9 @@
 
 Comments, docstrings, formatting and positions do not count; everything else in those modules does. First-party is the
 code that changes with the user: the project that a stage's module lies in, or, for an installed cookbook, its own
-package. Stoker's engine is not part of it (its promise is the key format); other distributions enter by the versions
-that a stage declares. Imports are followed as they are written, also inside functions; what is imported by computed
-name is not seen, which the guide says.
+package; for a cookbook that ships with Stoker, all that ship. Stoker's engine is not part of it (its promise is the key
+format); other distributions enter by the versions that a stage declares. Imports are followed as they are written, also
+inside functions; what is imported by computed name is not seen, which the guide says.
 
 Reading and parsing costs milliseconds per module, so results are remembered by the stamps of all files involved.
 """
@@ -55,6 +55,9 @@ class _Roots:
 
     def _base(self, module: str) -> str | None:
         if self.prefix and module != self.prefix and not module.startswith(f"{self.prefix}."):
+            return None
+        if module == _OURS:
+            # The folder of all cookbooks holds nothing of any.
             return None
         return os.path.join(self.folder, *module.split("."))
 
@@ -267,6 +270,7 @@ def _roots_of(module: str, file: str) -> _Roots:
         folder = os.path.dirname(folder)
     parts = module.split(".")
     if module == _OURS or module.startswith(f"{_OURS}."):
-        return _Roots(folder, ".".join(parts[:3]))
+        # All of them: one cookbook that ships may build on another.
+        return _Roots(folder, _OURS)
     installed = os.path.basename(folder) in ("site-packages", "dist-packages")
     return _Roots(folder, parts[0] if installed else "")

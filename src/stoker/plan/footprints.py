@@ -7,12 +7,12 @@ work. Several processes may write at once; the larger number stays.
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 from typing import Any
 
 from stoker.model.digests import Digest
 from stoker.model.frozen import frozen
+from stoker.plan.index_file import IndexFile
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS footprint (
@@ -48,11 +48,13 @@ class Footprints:
     """Measured peaks. Safe to use from several threads."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
+        self._index = IndexFile(path, _SCHEMA)
         self._lock = threading.Lock()
-        self._db: sqlite3.Connection | None = None
-        self._opened = False
-        self.trouble = ""
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing is remembered; empty: it is."""
+        return self._index.trouble
 
     def note(
         self, configuration: Digest, *, peak_bytes: int | None, was_out_of_memory: bool, cap_bytes: int | None
@@ -78,35 +80,8 @@ class Footprints:
     def close(self) -> None:
         """Let go of the database; it opens again when it is needed."""
         with self._lock:
-            if self._db is not None:
-                self._db.close()
-            self._db = None
-            self._opened = False
+            self._index.close()
 
     def _do(self, statement: str, values: Any) -> Any:
         with self._lock:
-            try:
-                db = self._open()
-                if db is None:
-                    return None
-                with db:
-                    return db.execute(statement, values).fetchone()
-            except sqlite3.Error as error:
-                self._give_up(error)
-                return None
-
-    def _open(self) -> sqlite3.Connection | None:
-        if not self._opened:
-            self._opened = True
-            db = sqlite3.connect(self._path, timeout=5.0, check_same_thread=False)
-            self._db = db
-            db.execute("PRAGMA journal_mode=WAL")
-            db.execute("PRAGMA synchronous=OFF")
-            db.executescript(_SCHEMA)
-        return self._db
-
-    def _give_up(self, error: sqlite3.Error) -> None:
-        self.trouble = f"{self._path}: {error}"
-        if self._db is not None:
-            self._db.close()
-        self._db = None
+            return self._index.do(lambda db: db.execute(statement, values).fetchone())

@@ -14,6 +14,7 @@ from stoker.model.digests import Digest
 from stoker.model.frozen import frozen
 from stoker.model.json_text import dumps, loads
 from stoker.plan.action import Action, Difference, differences
+from stoker.plan.index_file import IndexFile
 
 # How many earlier executions of a node a new one is compared with.
 _COMPARED = 5
@@ -49,13 +50,15 @@ class History:
     """Executions by plan and node. Safe to use from several threads."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
+        self._index = IndexFile(path, _SCHEMA)
         self._lock = threading.Lock()
         self._fresh: list[tuple[Any, ...]] = []
         self._plans: dict[str, bool] = {}
-        self._db: sqlite3.Connection | None = None
-        self._opened = False
-        self.trouble = ""
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing is remembered; empty: it is."""
+        return self._index.trouble
 
     def note(self, *, plan: str, node: str, action: Action, key: Digest, at_s: float, seconds: float) -> None:
         """Remember that a node ran."""
@@ -87,27 +90,17 @@ class History:
         """Write what is fresh and let go of the database. The history may be used again."""
         with self._lock:
             self._flush()
-            if self._db is not None:
-                self._db.close()
-            self._db = None
-            self._opened = False
+            self._index.close()
             self._plans.clear()
 
     def _recent(self, plan: str, node: str) -> list[Ran]:
+        asked = "SELECT key, at, seconds, action FROM ran WHERE plan = ? AND node = ? ORDER BY at DESC LIMIT ?"
+
+        def read(db: sqlite3.Connection) -> list[Any]:
+            return db.execute(asked, (plan, node, _COMPARED)).fetchall() if self._knows(db, plan) else []
+
         with self._lock:
-            db = self._open()
-            if db is None:
-                return []
-            try:
-                if not self._knows(db, plan):
-                    return []
-                rows = db.execute(
-                    "SELECT key, at, seconds, action FROM ran WHERE plan = ? AND node = ? ORDER BY at DESC LIMIT ?",
-                    (plan, node, _COMPARED),
-                ).fetchall()
-            except sqlite3.Error as error:
-                self._give_up(error)
-                return []
+            rows = self._index.do(read) or []
         found = []
         for key, at_s, seconds, action in rows:
             try:
@@ -125,43 +118,11 @@ class History:
 
     def _row(self, statement: str, values: tuple[Any, ...]) -> Any:
         with self._lock:
-            db = self._open()
-            if db is None:
-                return None
-            try:
-                row = db.execute(statement, values).fetchone()
-            except sqlite3.Error as error:
-                self._give_up(error)
-                return None
+            row = self._index.do(lambda db: db.execute(statement, values).fetchone())
         return None if row is None or row[0] is None else row
 
     def _flush(self) -> None:
-        if not self._fresh:
-            return
-        db = self._open()
-        if db is not None:
-            try:
-                with db:
-                    db.executemany("INSERT OR REPLACE INTO ran VALUES (?, ?, ?, ?, ?, ?, ?)", self._fresh)
-            except sqlite3.Error as error:
-                self._give_up(error)
-        self._fresh.clear()
-
-    def _open(self) -> sqlite3.Connection | None:
-        if not self._opened:
-            self._opened = True
-            try:
-                db = sqlite3.connect(self._path, timeout=5.0, check_same_thread=False)
-                db.execute("PRAGMA journal_mode=WAL")
-                db.execute("PRAGMA synchronous=OFF")
-                db.executescript(_SCHEMA)
-                self._db = db
-            except sqlite3.Error as error:
-                self._give_up(error)
-        return self._db
-
-    def _give_up(self, error: sqlite3.Error) -> None:
-        self.trouble = f"{self._path}: {error}"
-        if self._db is not None:
-            self._db.close()
-        self._db = None
+        if self._fresh:
+            written = "INSERT OR REPLACE INTO ran VALUES (?, ?, ?, ?, ?, ?, ?)"
+            self._index.do(lambda db: db.executemany(written, self._fresh))
+            self._fresh.clear()

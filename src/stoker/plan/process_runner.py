@@ -34,7 +34,11 @@ class ProcessRunner:
 
     is_here = False
 
-    def __init__(self, start_zygote: Callable[[], Zygote], containment: Callable[[], Containment]) -> None:
+    def __init__(
+        self, start_zygote: Callable[[], Zygote], containment: Callable[[], Containment], *, gang_child: str
+    ) -> None:
+        """`gang_child` is what a child runs, `module:function`, whose stage wants several ranks; else `CHILD`."""
+        self._gang_child = gang_child
         self._start_zygote = start_zygote
         self._containment = containment
         self._zygote: Zygote | None = None
@@ -45,7 +49,8 @@ class ProcessRunner:
         """They are forked from what runs already: nothing can be missing."""
 
     def attempt(self, work: Work) -> Attempt:
-        return _ProcessAttempt(work, self._warm, self._untold, self._containment)
+        entry = CHILD if work.ranks == 1 else self._gang_child
+        return _ProcessAttempt(work, entry, self._warm, self._untold, self._containment)
 
     def close(self) -> None:
         with self._lock:
@@ -75,11 +80,13 @@ class _ProcessAttempt:
     def __init__(
         self,
         work: Work,
+        entry: str,
         warm: Callable[[], Zygote],
         warnings: Callable[[Zygote], tuple[str, ...]],
         containment: Callable[[], Containment],
     ) -> None:
         self._work = work
+        self._entry = entry
         self._containment = containment
         self._warm = warm
         self._warnings = warnings
@@ -112,7 +119,7 @@ class _ProcessAttempt:
         if self._stopped.is_set():
             return _STOPPED_EARLY
         log_path = work.folders.log_of(work.node)
-        forked = zygote.fork(CHILD, request, log_path=log_path, env=environment, box=box.entry)
+        forked = zygote.fork(self._entry, request, log_path=log_path, env=environment, box=box.entry)
         for warning in self._warnings(zygote):
             work.emit({"log": warning})
         try:
@@ -181,6 +188,7 @@ def _as_request(work: Work) -> dict[str, Any]:
         },
         "out": work.out,
         "devices": list(work.devices),
+        "ranks": work.ranks,
         "attempt": work.attempt,
         "scratch": work.scratch,
     }

@@ -11,6 +11,14 @@ from typing import Any
 
 from stoker.model.frozen import fresh, frozen
 
+GANG = ("stoker", "gang", "run")
+"""Our own words before those of a program that runs as ranks."""
+
+
+def gang_words(ranks: int) -> tuple[str, ...]:
+    """Give what stands before a program's words so that it runs as so many ranks."""
+    return (*GANG, "--ranks", str(ranks), "--")
+
 
 @frozen
 class Program:

@@ -7,18 +7,19 @@ that are meant for it. Its libraries' settings (wandb, TensorBoard, CUDA) stay a
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 
 from stoker.host.entry import find_program
 from stoker.host.interpreter import find_python, is_bare_python
 from stoker.host.other_user import OtherUser
 from stoker.model.errors import BadInput, LocalFile, NoPermission, ProgramNotFound
-from stoker.model.frozen import fresh, frozen
+from stoker.model.frozen import changed, fresh, frozen
 from stoker.model.json_text import dumps
 from stoker.model.suggest import did_you_mean
 from stoker.model.units import format_size
 from stoker.plan.device_variables import HIDDEN
-from stoker.plan.program import Program
+from stoker.plan.program import GANG, Program
 from stoker.plan.runner import Work
 
 # The kernel takes no longer word, and no longer variable with its name.
@@ -50,16 +51,23 @@ class Surroundings:
     """As whom programs run; nothing: as ourselves."""
     granted: Mapping[str, str] = fresh(factory=dict)
     """Of the environment: what the job itself was given. Another user's program gets little else of it."""
+    own_python: str = sys.executable
+    """By which our own part of a start runs: the one that makes a gang of a program."""
     hidden: tuple[str, ...] = ()
     """Secrets among the variables: their values stand in nothing that is written of what a program prints."""
 
 
 def find_launch(program: Program, around: Surroundings) -> Launch:
-    """Find out how a program starts, whatever it works on.
+    """Find out how a program starts, whatever it works on. What starts ranks of it is the Stoker that runs here.
 
     Raises `ProgramNotFound` if its first word is no program, `LocalFile` if `python=` leads nowhere, and `BadInput` for
     what the operating system does not take.
     """
+    if program.argv[:3] == GANG and "--" in program.argv[:-1]:
+        border = program.argv.index("--") + 1
+        inner = find_launch(changed(program, argv=program.argv[border:]), around)
+        ours = (around.own_python, "-P", "-m", *program.argv[:border])
+        return changed(inner, argv=(*ours, *inner.argv))
     word = program.argv[0]
     python = find_python(
         program.python,

@@ -7,18 +7,18 @@ interpreter, versions of the frameworks it has, driver and devices, the cap, and
 from __future__ import annotations
 
 import os
-import re
 from typing import Any
 
+from stoker.host.installed import packages_in
 from stoker.plan.checkpoints import newest_checkpoint
 from stoker.plan.program_launch import Launch
 from stoker.plan.runner import Work
 
 _DRIVER = "/proc/driver/nvidia/version"
-_FRAMEWORKS = re.compile(
-    r"(torch|tensorflow|jax|jaxlib|flax|numpy|transformers|peft|accelerate|lightning|pytorch_lightning|keras"
-    r"|scikit_learn|xgboost|lightgbm|deepspeed)-([^-]+)\.dist-info"
-)
+_FRAMEWORKS = (
+    "torch", "tensorflow", "jax", "jaxlib", "flax", "numpy", "transformers", "peft", "accelerate", "lightning",
+    "pytorch_lightning", "keras", "scikit_learn", "xgboost", "lightgbm", "deepspeed",
+)  # fmt: skip
 
 
 def manifest_of(launch: Launch, work: Work) -> dict[str, Any]:
@@ -43,15 +43,8 @@ def _python_of(launch: Launch) -> str:
 
 def frameworks_of(python: str) -> dict[str, str]:
     """Give the versions of frameworks that an interpreter's own environment has, without starting it."""
-    versions: dict[str, str] = {}
-    library = os.path.join(os.path.dirname(os.path.dirname(python)), "lib")
-    for folder in _names(library):
-        if folder.startswith("python"):
-            for name in _names(os.path.join(library, folder, "site-packages")):
-                found = _FRAMEWORKS.fullmatch(name)
-                if found:
-                    versions[found[1]] = found[2]
-    return versions
+    found = packages_in(os.path.dirname(os.path.dirname(python)))
+    return {name: found[name.replace("_", "-")] for name in _FRAMEWORKS if name.replace("_", "-") in found}
 
 
 def _driver() -> str:
@@ -60,10 +53,3 @@ def _driver() -> str:
             return file.readline().strip()[:200]
     except OSError:
         return ""
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 from stoker.host.acting_as import acting_as
 from stoker.host.durable import remove_tree, translated
+from stoker.host.folders import PASSED_THROUGH
 from stoker.host.identity import mine
 from stoker.host.other_user import OtherUser
 from stoker.host.ownership import give_to, take_back, take_file
@@ -25,7 +26,6 @@ from stoker.model.frozen import changed
 from stoker.plan.runner import Work
 
 _ROOT = ".quarters"
-_PASSED_THROUGH = 0o711
 _BY_ITS_USER = 0o710
 _READ_BY_ALL = 0o755
 _THEIRS = ("out", "said", "tmp", "home")
@@ -60,7 +60,7 @@ class Quarters:
             # Passed through, and not listed: whoever knows no name in them finds nothing. The quarters themselves only
             # by their user, who may open what is its own as wide as it likes.
             for folder in (self._work.folders.scratch, self._root):
-                os.chmod(folder, _PASSED_THROUGH)
+                os.chmod(folder, PASSED_THROUGH)
             os.chmod(self.library, _READ_BY_ALL)
             os.chown(self._path, os.geteuid(), self.user.gid)
             os.chmod(self._path, _BY_ITS_USER)

@@ -59,6 +59,8 @@ class Work:
     """By these its process sees its devices and no others; none if it was given none."""
     started: Callable[[ProcessIdentity], None] = lambda _identity: None
     """Call it with the process that does the work, as soon as there is one: from then on its devices are held by it."""
+    ranks: int = 1
+    """As how many processes it runs."""
     attempt: int = 1
     scratch: str = ""
     """Where it may keep what the next attempt can use; made when it is first asked for."""

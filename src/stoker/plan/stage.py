@@ -160,6 +160,8 @@ def _check_declaration(name: str, *, version: int, needs: Needs, retry: RetryPol
         (_is_below_zero(needs), "it can't need less than nothing"),
         (needs.shares and not (needs.gpu and needs.vram_gib), "who shares a device says how much of it: gpu, vram_gib"),
         (needs.vram_gib and not needs.gpu, "device memory without a device"),
+        (needs.ranks < 1, f"it runs as one rank at least, not {needs.ranks}"),
+        (needs.ranks > 1 and needs.gpu not in {0, needs.ranks}, f"{needs.ranks} ranks have a device each, or none"),
         (retry.attempts < 1, "attempts include the first, so there is at least one"),
         (retry.backoff_s < 0, "a pause can't be negative"),
         (timeout_s is not None and not timeout_s > 0, f"a limit of {timeout_s} s leaves no time to run"),

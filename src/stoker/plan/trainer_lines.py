@@ -20,6 +20,7 @@ from stoker.plan.stdout_pairs import NO_PAIRS, is_number, pairs_in, take_step
 VERSION = 1
 """Of the contract. A higher one is refused as a whole: its lines may mean something else."""
 METRIC_PREFIX = b"stoker-metric:"
+_RANK, _FIRST_RANK = b"[rank ", b"[rank 0] "
 LINE_BYTES = 64 * 1024
 """A longer line is plain output, and only its beginning is looked at."""
 _TEXT_LIMIT = 4096
@@ -129,7 +130,11 @@ PLAIN = Plain()
 
 
 def parse_line(line: bytes) -> Said:
-    """Read a line of a program's standard output, with or without its line end."""
+    """Read a line of a program's standard output, with or without its line end. Of a gang's ranks, the first speaks."""
+    if line.startswith(_RANK):
+        if not line.startswith(_FIRST_RANK):
+            return PLAIN
+        line = line[len(_FIRST_RANK) :]
     if len(line) > LINE_BYTES:
         return _plain(line[:LINE_BYTES].rpartition(b" ")[0])
     if b"{" in line[:_INDENT]:
