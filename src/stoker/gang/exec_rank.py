@@ -1,0 +1,16 @@
+"""Where a rank begins that is an interpreter of its own."""
+
+from __future__ import annotations
+
+import os
+
+from stoker.host.entry_points import entry_point
+from stoker.model import json_text
+
+
+def main(order_fd: int) -> None:
+    """Read the order and do it."""
+    size = os.fstat(order_fd).st_size
+    order = json_text.loads(os.pread(order_fd, size, 0))
+    os.close(order_fd)
+    entry_point(order["entry"])(order["request"])

@@ -1,0 +1,298 @@
+"""What has become of a gang, decided from what each rank's page says, who has ended, and the time. Nothing here acts.
+
+    judge(looks, now, limits)  ->  Waiting (look again by then)  |  Ready  |  Failed (cause, collateral, pending)
+
+The cause is the earliest failure by the ranks' own time stamps, after others had 50 ms to report theirs. Two things
+would name a victim, and are put right: a report that only tells of a lost peer comes after any that says more, and a
+death without a report, which we see later than it happened, comes before such echoes. When the time is over and nobody
+has failed, the cause is the rank that got the least far: the others wait for it. Of several in one phase, `blame` picks
+the one that is not itself waiting for others, by what each says of where it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+from stoker.gang.page import Page
+from stoker.gang.states import Phase, State
+from stoker.host.exit import Exit
+from stoker.model.frozen import changed, frozen
+
+COLLECT_S = 0.05
+_NS = 1_000_000_000
+# How an end happened is told by the parent of the process, moments after the end itself is seen.
+_EXIT_WAIT_NS = 2 * _NS
+_ASK_AGAIN_NS = _NS // 500
+
+# What libraries say when somebody else is gone.
+_ECHO = re.compile(
+    r"connection (was )?(closed|reset)|closed by peer|reset by peer|broken pipe|remote process exited"
+    r"|socket (has likely |was )?.{0,20}closed|peer (has )?(gone|exited|closed)|end of file|network error",
+    re.IGNORECASE,
+)
+
+
+# Where a rank is that waits for others.
+_COLLECTIVE = re.compile(r"torch[/\\]distributed")
+_INNERMOST = 4
+
+
+class How(StrEnum):
+    """How a rank failed."""
+
+    RAISED = "raised"
+    ENDED = "ended"
+    """Without a report: killed, crashed, or left."""
+    SILENT = "silent"
+    """It is there and does not get on."""
+
+
+@frozen
+class Look:
+    """One rank as its owner sees it now."""
+
+    rank: int
+    device: str
+    """As people are told: `device 3, GPU-…`."""
+    page: Page
+    """The last whole page that was read; a page of zeros before the first."""
+    is_torn: bool = False
+    """Whether what stands there now is not whole: it was being written, or its writer died over it."""
+    gone_ns: int | None = None
+    """When its process was seen to have ended."""
+    exit: Exit | None = None
+    """How, once that is known."""
+    is_done: bool = False
+    """Whether it has done what is waited for, whatever its page says."""
+
+
+@frozen
+class Limits:
+    """How long is waited."""
+
+    started_ns: int
+    deadline_ns: int | None
+    phases_s: Mapping[Phase, float]
+    """For how long a rank may stay in a phase, where that is limited."""
+    collect_s: float = COLLECT_S
+
+
+@frozen
+class Report:
+    """One rank's failure."""
+
+    rank: int
+    device: str
+    phase: Phase
+    how: How
+    at_ns: int
+    after_s: float
+    """Since the gang's start, or the call's."""
+    type: str = ""
+    text: str = ""
+    exit: Exit | None = None
+    is_echo: bool = False
+    """Whether it only tells that somebody else is gone."""
+
+
+@frozen
+class Pending:
+    """One rank that neither failed nor got there."""
+
+    rank: int
+    device: str
+    phase: Phase
+    for_s: float
+    """How long it has been in that phase."""
+
+
+@frozen
+class Waiting:
+    """Not decided yet."""
+
+    until_ns: int | None
+    """When to look again at the latest; `None`: when something happens."""
+
+
+@frozen
+class Ready:
+    """Every rank got there."""
+
+
+@frozen
+class Failed:
+    """The gang is lost."""
+
+    cause: Report
+    collateral: tuple[Report, ...]
+    pending: tuple[Pending, ...]
+    ready: int
+    """How many had got there."""
+
+
+Verdict = Waiting | Ready | Failed
+
+
+def judge(looks: Sequence[Look], now_ns: int, limits: Limits) -> Verdict:
+    """Say what has become of the gang; see the top of this file."""
+    if any(_is_unclear(look, now_ns) for look in looks):
+        return Waiting(until_ns=now_ns + _ASK_AGAIN_NS)
+    reports = sorted((_report(look, now_ns, limits) for look in looks if _has_failed(look)), key=_order)
+    if reports:
+        return _collected(looks, reports, now_ns, limits)
+    waiting = [look for look in looks if not look.is_done]
+    if not waiting:
+        return Ready()
+    late = [look for look in waiting if _is_late(look, now_ns, limits)]
+    if late:
+        slowest, stuck = min(waiting, key=_progress), min(late, key=_progress)
+        # Who joins the others waits for whoever is not there yet.
+        cause = slowest if slowest in late or stuck.page.phase is Phase.COMM else stuck
+        return _failed(looks, _silent(cause, now_ns, limits), (), now_ns)
+    ends = [end for look in waiting if (end := _ends_ns(look, now_ns, limits)) is not None]
+    return Waiting(until_ns=min(ends, default=None))
+
+
+def blame(failed: Failed, where: Mapping[int, str]) -> Failed:
+    """Of silent ranks that are in one phase, name the one that the others wait for.
+
+    `where` has each one's stack, innermost first, as far as it could say.
+    """
+    alike = {one.rank: one for one in failed.pending if one.phase is failed.cause.phase}
+    guilty = min([failed.cause.rank, *alike], key=lambda rank: _innocence(where.get(rank, "")))
+    if guilty == failed.cause.rank:
+        return failed
+    was, now = failed.cause, alike[guilty]
+    freed = Pending(rank=was.rank, device=was.device, phase=was.phase, for_s=now.for_s)
+    rest = [one for one in failed.pending if one.rank != guilty]
+    return changed(
+        failed,
+        cause=changed(was, rank=now.rank, device=now.device, text=""),
+        pending=tuple(sorted([*rest, freed], key=lambda one: one.rank)),
+    )
+
+
+def _innocence(stack: str) -> int:
+    if not stack:
+        return 1
+    frames = [line for line in stack.splitlines() if line.lstrip().startswith("File ")]
+    return 2 if any(_COLLECTIVE.search(frame) for frame in frames[:_INNERMOST]) else 0
+
+
+def is_echo(text: str) -> bool:
+    """Say whether an error only tells that somebody else is gone."""
+    return _ECHO.search(text) is not None
+
+
+def renumbered(failed: Failed, first_rank: int) -> Failed:
+    """Give the same with ranks as the whole gang numbers them, if there are other hosts before this one."""
+    return changed(
+        failed,
+        cause=changed(failed.cause, rank=failed.cause.rank + first_rank),
+        collateral=tuple(changed(one, rank=one.rank + first_rank) for one in failed.collateral),
+        pending=tuple(changed(one, rank=one.rank + first_rank) for one in failed.pending),
+    )
+
+
+def _collected(looks: Sequence[Look], reports: list[Report], now_ns: int, limits: Limits) -> Verdict:
+    until_ns = min(report.at_ns for report in reports) + round(limits.collect_s * _NS)
+    can_come = any(not _has_failed(look) and not look.is_done for look in looks)
+    if now_ns < until_ns and can_come:
+        return Waiting(until_ns=until_ns)
+    return _failed(looks, reports[0], tuple(reports[1:]), now_ns)
+
+
+def _failed(looks: Sequence[Look], cause: Report, collateral: tuple[Report, ...], now_ns: int) -> Failed:
+    told = {cause.rank, *(report.rank for report in collateral)}
+    rest = [look for look in looks if look.rank not in told]
+    pending = tuple(
+        Pending(
+            rank=look.rank,
+            device=look.device,
+            phase=look.page.phase,
+            for_s=_since_s(look.page.stamps_ns[look.page.phase], now_ns),
+        )
+        for look in rest
+        if not look.is_done
+    )
+    return Failed(cause=cause, collateral=collateral, pending=pending, ready=sum(look.is_done for look in rest))
+
+
+def _has_failed(look: Look) -> bool:
+    return look.page.state is State.ERROR or (look.gone_ns is not None and not look.is_done)
+
+
+def _is_unclear(look: Look, now_ns: int) -> bool:
+    """Whether a rank has ended and it is still to be told how."""
+    is_over = look.gone_ns is not None and look.page.state is not State.ERROR and not look.is_done
+    return is_over and look.exit is None and now_ns < (look.gone_ns or 0) + _EXIT_WAIT_NS
+
+
+def _report(look: Look, now_ns: int, limits: Limits) -> Report:
+    page = look.page
+    if page.state is State.ERROR:
+        # Its own word for the time, as far as that can be.
+        at_ns, how = min(max(page.failed_ns, limits.started_ns), now_ns), How.RAISED
+        kind, text = page.error_type, page.error_text
+    else:
+        at_ns, how = look.gone_ns or now_ns, How.ENDED
+        kind, text = "", "in the middle of a report" if look.is_torn else ""
+    return Report(
+        rank=look.rank,
+        device=look.device,
+        phase=page.phase,
+        how=how,
+        at_ns=at_ns,
+        after_s=_since_s(limits.started_ns, at_ns),
+        type=kind,
+        text=text,
+        exit=look.exit,
+        is_echo=how is How.RAISED and is_echo(text),
+    )
+
+
+def _order(report: Report) -> tuple[bool, int, int]:
+    return report.is_echo, report.at_ns, report.rank
+
+
+def _silent(look: Look, now_ns: int, limits: Limits) -> Report:
+    return Report(
+        rank=look.rank,
+        device=look.device,
+        phase=look.page.phase,
+        how=How.SILENT,
+        at_ns=now_ns,
+        after_s=_since_s(limits.started_ns, now_ns),
+        text="what it wrote last is no page" if look.is_torn else "",
+    )
+
+
+def _progress(look: Look) -> tuple[int, int, int]:
+    """Say how far a rank got: its phase, and of those in one phase the first to get there has waited longest."""
+    page = look.page
+    # A script runs before it joins its group, too: then those inside wait for it.
+    is_on_its_way = page.phase is Phase.RUN and not page.stamps_ns[Phase.READY]
+    return Phase.FORKED if is_on_its_way else page.phase, page.stamps_ns[page.phase], look.rank
+
+
+def _is_late(look: Look, now_ns: int, limits: Limits) -> bool:
+    end_ns = _ends_ns(look, now_ns, limits)
+    return end_ns is not None and now_ns >= end_ns
+
+
+def _ends_ns(look: Look, now_ns: int, limits: Limits) -> int | None:
+    """Say when waiting for this rank ends: the gang's own deadline, or that of the phase it is in."""
+    ends = [] if limits.deadline_ns is None else [limits.deadline_ns]
+    limit_s = limits.phases_s.get(look.page.phase)
+    if limit_s is not None:
+        said_ns = look.page.stamps_ns[look.page.phase]
+        # One that says it begins in the future is not waited for until then.
+        began_ns = said_ns if limits.started_ns <= said_ns <= now_ns else limits.started_ns
+        ends.append(began_ns + round(limit_s * _NS))
+    return min(ends, default=None)
+
+
+def _since_s(start_ns: int, now_ns: int) -> float:
+    return max(0, now_ns - start_ns) / _NS if start_ns else 0.0

@@ -1,0 +1,323 @@
+"""What the process of a rank does: its phases in order, each told before it begins; then calls, until it is closed.
+
+    FORKED → DEVICE → STORE → COMM → WINDOW → STAGING → READY ⇄ RUN
+
+Whatever goes wrong is published with its phase and traceback, and the process leaves at once, with 1: taking a
+communicator apart while peers are in trouble is how gangs hang.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import logging
+import os
+import pickle
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, NoReturn, Protocol
+
+from stoker.gang import inside
+from stoker.gang.contexts import Address, Context, phases_of
+from stoker.gang.drawing import draw_anew
+from stoker.gang.frames import Kind, receive, send
+from stoker.gang.inside import ThisRank
+from stoker.gang.main_module import prepare_main
+from stoker.gang.memory import read_at, write_at
+from stoker.gang.page import Slot
+from stoker.gang.pages import CRASH_AT
+from stoker.gang.plans import CALLS, ERR, OUT, STAGING, STORE, WINDOWS, RankPlan
+from stoker.gang.publishing import Publisher, Shown
+from stoker.gang.ranks import LIFE, MAILBOX, WAKE, WHERE_SIGNAL
+from stoker.gang.states import Phase
+from stoker.gang.windows.seam import Block, Windows
+from stoker.host import life_line
+from stoker.host.entry_points import entry_point
+from stoker.model.clock import SystemClock
+
+_PEERS_WAIT_S = 5.0
+_PEERS_LOOK_S = 0.005
+# Those through which a call goes on its way to the work.
+_OUR_MODULES = frozenset({"stoker.gang.rank", "stoker.gang.inline"})
+
+
+class Store(Protocol):
+    """What a rank needs of torch's store."""
+
+    def set(self, key: str, value: str) -> None: ...
+    def get(self, key: str) -> bytes: ...
+    def add(self, key: str, amount: int) -> int: ...
+
+
+class Rank:
+    """One rank, brought up phase by phase."""
+
+    def __init__(self, plan: RankPlan, publisher: Publisher, fds: Mapping[str, int]) -> None:
+        self._plan = plan
+        self._publisher = publisher
+        self._fds = fds
+        self._store: Store | None = None
+        self._block: Block | None = None
+        self._shown = Shown()
+        self._on_phase: Callable[[str, int], object] = entry_point(plan.on_phase) if plan.on_phase else lambda *_: None
+
+    def bring_up(self) -> None:
+        """Go through all phases; what fails is raised, and its phase is the one published last."""
+        self._on_phase(Phase.FORKED.name, self._plan.rank)
+        for phase, step in (
+            (Phase.DEVICE, self._take_device),
+            (Phase.STORE, self._open_store),
+            (Phase.COMM, self._join_at_once),
+            (Phase.WINDOW, self._make_window),
+            (Phase.STAGING, self._stage_in),
+        ):
+            self._publisher.begin(phase)
+            self._on_phase(phase.name, self._plan.rank)
+            step()
+        inside.become(self._seen_from_inside())
+        self._publisher.ready(self._shown)
+
+    def call(self, payload: bytes) -> bytes:
+        """Do one call: give the pickled result."""
+        self._publisher.begin(Phase.RUN)
+        main, pickled = pickle.loads(payload)  # noqa: S301 - from our owner, whose code we are
+        prepare_main(main)
+        function, arguments = pickle.loads(pickled)  # noqa: S301 - the same
+        result = pickle.dumps(function(*arguments), protocol=pickle.HIGHEST_PROTOCOL)
+        self._publisher.begin(Phase.READY)
+        return result
+
+    def stage_out(self) -> None:
+        """Copy what is to be stored to where the owner can read it."""
+        own = self._plan.places[self._plan.rank]
+        for name, at in self._plan.staged_out:
+            if self._block is not None:
+                write_at(self._fds[STAGING], self._block.read(own[name].offset, own[name].nbytes), at)
+
+    def close(self) -> None:
+        """Let go in order: windows, then the communicator."""
+        from stoker.gang.backend import joining  # noqa: PLC0415 - torch, which this process has already
+
+        self._publisher.closing()
+        own = inside.this_rank()
+        own.close_peers()
+        if self._plan.device_kind == "cuda":
+            self._wait_for_peers()
+        own.close()
+        inside.become(None)
+        joining.leave()
+        self._publisher.closed()
+
+    def _wait_for_peers(self) -> None:
+        """Wait until nobody has our window open any more: CUDA does not say what freeing it sooner would do."""
+        clock = SystemClock()
+        deadline_s = clock.monotonic_s() + _PEERS_WAIT_S
+        if self._store is None or self._store.add("window/left", 1) == self._plan.nranks:
+            return
+        while self._store.add("window/left", 0) < self._plan.nranks and clock.monotonic_s() < deadline_s:
+            clock.sleep(_PEERS_LOOK_S)
+
+    def join(self) -> None:
+        """Make the communicator, unless it is there."""
+        from stoker.gang.backend import joining  # noqa: PLC0415 - see above
+
+        plan = self._plan
+        if self._store is not None and not joining.has_joined():
+            device = (plan.device_kind, plan.device_id)
+            joining.join(plan.backend, self._store, plan.rank, plan.nranks, device)
+
+    def _take_device(self) -> None:
+        from stoker.gang.backend import joining  # noqa: PLC0415 - see above
+
+        plan = self._plan
+        context = joining.select_device(plan.device_kind, plan.device_id)
+        self._shown = Shown(device_ctx=context)
+
+    def _open_store(self) -> None:
+        from stoker.gang.backend import joining  # noqa: PLC0415 - see above
+
+        left_s = max(0.0, (self._plan.deadline_ns - time.monotonic_ns()) / 1e9)
+        address = self._plan.store_address
+        if STORE not in self._fds and not address:
+            self._store = joining.lone_store()
+            return
+        if not address:
+            self._store = joining.make_store(self._fds[STORE], self._plan.nranks, left_s)
+            return
+        held = joining.hold_store(address, left_s) if self._plan.rank == 0 else None
+        if held is not None:
+            self._publisher.show_place(f"{address}:{held.port}")
+        place = _told_place(self._fds[CALLS])
+        self._store = held or joining.reach_store(place, left_s)
+
+    def _join_at_once(self) -> None:
+        if not self._plan.is_lazy:
+            self.join()
+
+    def _make_window(self) -> None:
+        plan = self._plan
+        slots = tuple(Slot(offset=place.offset, nbytes=place.nbytes) for place in plan.places[plan.rank].values())
+        context = self._shown.device_ctx
+        if not plan.window_bytes:
+            self._shown = Shown(device_ctx=context)
+            return
+        windows = self._windows()
+        self._block, handle = windows.allocate(plan.window_bytes)
+        if self._store is not None:
+            self._store.set(f"window/{plan.rank}", handle.hex())
+        self._shown = Shown(
+            device_ctx=context,
+            base=self._block.base,
+            requested_bytes=plan.window_bytes,
+            actual_bytes=self._block.actual_bytes,
+            handle_kind=windows.kind,
+            handle=handle,
+            slots=slots,
+        )
+
+    def _windows(self) -> Windows:
+        if self._plan.device_kind == "cpu":
+            from stoker.gang.windows.host import HostWindows  # noqa: PLC0415 - one of two
+
+            return HostWindows(self._fds[WINDOWS], self._plan.region)
+        from stoker.gang.windows.cuda_ipc import CudaWindows  # noqa: PLC0415 - one of two
+
+        return CudaWindows()
+
+    def _stage_in(self) -> None:
+        own = self._plan.places[self._plan.rank]
+        for name, at in self._plan.staged_in:
+            if self._block is not None:
+                data = read_at(self._fds[STAGING], own[name].nbytes, at)
+                self._block.fill(own[name].offset, memoryview(data))
+
+    def _open_peer(self, rank: int) -> Block:
+        if self._store is None:
+            message = "the windows are not there yet"
+            raise RuntimeError(message)
+        handle = bytes.fromhex(self._store.get(f"window/{rank}").decode())
+        return self._windows().open(handle)
+
+    def _seen_from_inside(self) -> ThisRank:
+        plan, shown = self._plan, self._shown
+        own = plan.places[plan.rank]
+        context = Context(
+            device_id=plan.device_id,
+            rank=plan.rank,
+            nranks=plan.nranks,
+            device_ctx=Address(shown.device_ctx, plan.rank),
+            local_window_base=Address(shown.base, plan.rank),
+            actual_window_size=shown.actual_bytes,
+            buffer_ptrs={name: Address(shown.base + place.offset, plan.rank) for name, place in own.items()},
+            phases_s=phases_of(self._publisher.page.stamps_ns),
+            pid=os.getpid(),
+        )
+        return ThisRank(context, plan.places, self._block, self._open_peer, self.join)
+
+
+def run_rank(request: Mapping[str, Any]) -> None:
+    """Be a rank until told to end. Returns after an orderly close; everything else leaves the process at once."""
+    fds = request["fds"]
+    life_line.hold_on(fds[LIFE])
+    forget_exits()
+    plan = RankPlan.from_request(request)
+    publisher = Publisher(fds[MAILBOX], fds[WAKE], rank=plan.rank, nranks=plan.nranks, device_id=plan.device_id)
+    try:
+        publisher.begin(Phase.FORKED)
+        watch_for_crashes(fds[MAILBOX])
+        take_surroundings(request, fds)
+        draw_anew()
+        _share_processors(plan.nranks, request["environ"].get("OMP_NUM_THREADS"))
+        rank = Rank(plan, publisher, fds)
+        rank.bring_up()
+        _serve(rank, socket.socket(fileno=fds[CALLS]))
+    except BaseException as error:  # noqa: BLE001 - whatever ends this rank is told
+        publisher.fail(error, hidden_frames=own_frames(error))
+        leave(1)
+
+
+def forget_exits() -> None:
+    """Keep what the zygote's libraries registered for its end from running at ours: it takes longer than a bring-up."""
+    atexit._clear()  # noqa: SLF001 - public in all but spelling, as those that the end of a fork calls
+    atexit.register(logging.shutdown)
+
+
+def take_surroundings(request: Mapping[str, Any], fds: Mapping[str, int]) -> None:
+    """Take over what the owner has: its variables, its import path, its output."""
+    # The zygote's are older. They are the work's, and no setting of ours is read from them here.
+    variables = os.environ  # noqa: TID251 - see above
+    wanted = request["environ"]
+    for name in [name for name in variables if name not in wanted]:
+        del variables[name]
+    variables.update(wanted)
+    sys.path[:] = request["sys_path"]
+    for name, number in ((OUT, 1), (ERR, 2)):
+        if name in fds:
+            os.dup2(fds[name], number)
+            os.close(fds[name])
+
+
+def watch_for_crashes(mailbox_fd: int) -> None:
+    """Have a crash of native code, and a question where we are, answered into the black box."""
+    path = f"/proc/self/fd/{mailbox_fd}"
+    if not os.path.exists(path):
+        return
+    # Opened anew: its place in the file is its own. It stays open as long as the process.
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    os.lseek(fd, CRASH_AT, os.SEEK_SET)
+    faulthandler.enable(fd, all_threads=False)
+    if WHERE_SIGNAL is not None:
+        faulthandler.register(WHERE_SIGNAL, fd, all_threads=False)
+
+
+def _share_processors(nranks: int, threads: str | None) -> None:
+    """Keep ranks from taking each other's processors, as torchrun does, unless somebody said how many threads."""
+    if nranks > 1 and not threads:
+        from stoker.gang.backend import joining  # noqa: PLC0415 - torch, which this process has already
+
+        joining.use_one_thread()
+
+
+def own_frames(error: BaseException) -> int:
+    """Count the frames of ours that stand above the work's own in a traceback."""
+    count = 0
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__") in _OUR_MODULES:
+        count += 1
+        trace = trace.tb_next
+    return count if trace is not None else 0
+
+
+def leave(status: int) -> NoReturn:
+    """End this process now, with what it has printed, and without taking anything apart."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    os._exit(status)
+
+
+def _serve(rank: Rank, calls: socket.socket) -> None:
+    while (frame := receive(calls)) is not None:
+        if frame.kind is Kind.CALL:
+            send(calls, Kind.ANSWER, rank.call(frame.payload))
+        elif frame.kind is Kind.STORE:
+            rank.stage_out()
+            send(calls, Kind.ANSWER)
+        elif frame.kind is Kind.CLOSE:
+            rank.stage_out()
+            rank.close()
+            return
+    # The owner is gone; the life line tells the same.
+    leave(1)
+
+
+def _told_place(fd: int) -> str:
+    """Wait until the owner says where the store is: it knows when one of another host has made it."""
+    with socket.socket(fileno=os.dup(fd)) as calls:
+        frame = receive(calls)
+    if frame is None:
+        leave(1)
+    return frame.payload.decode()

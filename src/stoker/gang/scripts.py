@@ -1,0 +1,202 @@
+"""What is to run as ranks, read from the words of a program, and how: decided here, before any process starts.
+
+python train.py --lr 3     our own interpreter: each rank is forked and runs the script, libraries imported already
+venv/bin/python -O x.py    another one, or with options: it is started for each rank, on a small file of ours
+./simulate --steps 9       any program: it gets the variables of its rank, its end is all that it says
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stoker.gang.configs import MOST_RANKS
+from stoker.gang.script_boot import CODE, FILE, MODULE
+from stoker.host.entry import find_program
+from stoker.host.interpreter import find_python, is_bare_python
+from stoker.model.errors import Fault, LocalFile, NoPermission, ProgramNotFound
+from stoker.model.frozen import frozen
+from stoker.model.gang_errors import BadGang
+from stoker.model.suggest import did_you_mean
+
+_LOCAL_RANK = "${local_rank}"
+_TAKES_VALUE = "WX"
+_ASKS_INSTEAD = frozenset("hViq?")
+_LARGEST_SCRIPT_BYTES = 4 * 1024 * 1024
+
+
+@frozen
+class Script:
+    """A script, or a program that is none."""
+
+    argv: tuple[str, ...]
+    """The interpreter with its options, or the program with its words; the first is a path."""
+    environment: Mapping[str, str]
+    is_own: bool = False
+    """Whether our own interpreter can run it as it is."""
+    how: str = ""
+    """One of `FILE`, `MODULE`, `CODE`; empty: a program."""
+    what: str = ""
+    args: tuple[str, ...] = ()
+
+    def order(self, rank: int, nranks: int) -> dict[str, Any] | None:
+        """Give what `script_boot` is told; nothing for a program."""
+        if not self.how:
+            return None
+        args = [word.replace(_LOCAL_RANK, str(rank)) for word in self.args]
+        return {"how": self.how, "what": self.what, "args": args, "rank": rank, "nranks": nranks}
+
+    def words(self, rank: int) -> list[str]:
+        """Give the words that are started for a rank; of a script, those up to it."""
+        return list(self.argv) if self.how else [word.replace(_LOCAL_RANK, str(rank)) for word in self.argv]
+
+
+@frozen
+class OwnPython:
+    """The interpreter that runs Stoker."""
+
+    executable: str = sys.executable
+    prefix: str = sys.prefix
+    base_prefix: str = sys.base_prefix
+
+    def is_it(self, path: str) -> bool:
+        """Whether a path starts this very interpreter, in this very environment."""
+        try:
+            is_same_file = os.path.samefile(path, self.executable)
+        except OSError:
+            return False
+        around = os.path.dirname(os.path.dirname(os.path.abspath(path)))
+        is_environment = os.path.isfile(os.path.join(around, "pyvenv.cfg"))
+        if self.prefix == self.base_prefix:
+            return is_same_file and not is_environment
+        return is_same_file and is_environment and os.path.realpath(around) == os.path.realpath(self.prefix)
+
+
+def check_ranks(nranks: int) -> None:
+    """Refuse a number of ranks that can't be. Raises `BadGang`."""
+    if not 1 <= nranks <= MOST_RANKS:
+        hint = f"1 to {MOST_RANKS:,}" if nranks < 1 else f"{MOST_RANKS:,} are the most on one machine"
+        fault = Fault("ranks", f"{nranks:,} can't be", hint)
+        raise BadGang(str(fault), faults=(fault,), hint=hint)
+
+
+def read_script(
+    words: Sequence[str], *, folder: str, environment: Mapping[str, str], own: OwnPython | None = None
+) -> Script:
+    """Find out what the words mean in a folder. Raises `ProgramNotFound` if the program or its script is not there."""
+    own = own or OwnPython()
+    if not words or not words[0]:
+        raise ProgramNotFound("a program has a name, and this is an empty word", hint="-- python train.py")
+    argv0, env = _find(words[0], folder, environment, own)
+    if not is_bare_python(os.path.basename(words[0])):
+        return Script(argv=(argv0, *words[1:]), environment=env)
+    env.setdefault("PYTHONUNBUFFERED", "1")
+    options, how, what, args = _split(list(words[1:]))
+    if not how:
+        return Script(argv=(argv0, *words[1:]), environment=env)
+    if how == FILE:
+        _see_script(what, folder)
+    is_own = own.is_it(argv0) and all(set(option) <= {"-", "u"} for option in options)
+    return Script(argv=(argv0, *options), environment=env, is_own=is_own, how=how, what=what, args=tuple(args))
+
+
+def needs_libraries(script: Script, folder: str) -> bool:
+    """Say whether a script imports more than the standard library, as far as its own text tells."""
+    if script.how == MODULE:
+        return True
+    if script.how == CODE:
+        return _imports_more(script.what)
+    try:
+        with open(os.path.join(folder, script.what), "rb") as file:
+            source = file.read(_LARGEST_SCRIPT_BYTES)
+    except OSError:
+        return True
+    return _imports_more(source)
+
+
+def _imports_more(source: str | bytes) -> bool:
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        # The interpreter will say what is wrong with it.
+        return False
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [node.module or "."]
+        if any(name.partition(".")[0] not in sys.stdlib_module_names for name in names):
+            return True
+    return False
+
+
+def _find(word: str, folder: str, environment: Mapping[str, str], own: OwnPython) -> tuple[str, dict[str, str]]:
+    """Give the path of what a first word names, and the environment that goes with it."""
+    env = dict(environment)
+    if is_bare_python(word):
+        python = find_python("", folder=folder, environment=environment, own_prefix=own.prefix, word=word)
+        for name, value in python.env.items():
+            if value is None:
+                env.pop(name, None)
+            else:
+                env[name] = value
+        if not python.path:
+            raise ProgramNotFound(python.why, hint="name an interpreter by its path")
+        return python.path, env
+    try:
+        return os.path.join(folder, find_program(word, cwd=folder, env=environment)), env
+    except NoPermission:
+        hint = f"-- python {word}" if word.endswith(".py") else f"chmod +x {word}, or name its interpreter"
+        raise ProgramNotFound(f"{word} may not be executed", hint=hint) from None
+    except LocalFile as error:
+        is_here = os.path.isfile(os.path.join(folder, word))
+        hint = error.hint if not is_here else f"-- python {word}" if word.endswith(".py") else f"-- ./{word}"
+        raise ProgramNotFound(f"there is no program {word}", hint=hint) from None
+
+
+def _split(words: list[str]) -> tuple[list[str], str, str, list[str]]:
+    """Give the interpreter's options, what it is to run and the arguments; nothing to run: it is asked else."""
+    options: list[str] = []
+    while words:
+        word = words.pop(0)
+        if word == "-" or word.startswith("--"):
+            break
+        if not word.startswith("-"):
+            return options, FILE, word, words
+        for place, letter in enumerate(word[1:], 1):
+            rest = word[place + 1 :]
+            if letter in "cm":
+                options += [word[:place]] if place > 1 else []
+                value = rest or (words.pop(0) if words else "")
+                return (options, CODE if letter == "c" else MODULE, value, words) if value else ([], "", "", [])
+            if letter in _ASKS_INSTEAD:
+                return [], "", "", []
+            if letter in _TAKES_VALUE:
+                options += [word] if rest else [word, *words[:1]]
+                words = words if rest else words[1:]
+                break
+        else:
+            options.append(word)
+    return [], "", "", []
+
+
+def _see_script(script: str, folder: str) -> None:
+    path = os.path.join(folder, script)
+    if os.path.isfile(path) and not os.access(path, os.R_OK):
+        raise ProgramNotFound(f"{script} may not be read", hint=f"chmod +r {script}")
+    if os.path.isfile(path) or os.path.isfile(os.path.join(path, "__main__.py")):
+        return
+    if os.path.isdir(path):
+        raise ProgramNotFound(f"{script} is a folder without a __main__.py", hint="name the script in it")
+    if os.path.exists(path):
+        raise ProgramNotFound(f"{script} is no file that every rank could read", hint="save the script as a file")
+    try:
+        beside = sorted(os.listdir(os.path.dirname(path) or "."))
+    except OSError:
+        beside = []
+    near = did_you_mean(os.path.basename(script), [name for name in beside if name.endswith(".py")])
+    raise ProgramNotFound(
+        f"there is no script {script}", hint=near or "a path is relative to where the command is given"
+    )
