@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stoker.coordinator.replaying import LIVE, Replayed, Row, replay
+from stoker.coordinator.replaying import LIVE, Replayed, Row, Untold, replay
 from stoker.model.budgets import Charge, charge_of
 from stoker.model.fleet_events import FleetKinds as Kinds
 from stoker.model.frozen import frozen
@@ -71,6 +71,8 @@ class JobHistory:
     bundles: tuple[Row, ...] = ()
     before: tuple[str, ...] = ()
     """The states of the jobs that it comes after."""
+    told_from_s: float = 0.0
+    """The events of jobs that had ended before this may have been dropped."""
 
 
 def check_job(
@@ -88,7 +90,8 @@ class _Checking:
         self.job = history.job
         self.budgets = budgets
         self.has_object = has_object
-        self.replayed: Replayed = replay(history.events)
+        self.untold = _untold(history)
+        self.replayed: Replayed = replay(history.events, self.untold)
         self.found: list[Violation] = []
 
     def violations(self) -> tuple[Violation, ...]:
@@ -108,7 +111,7 @@ class _Checking:
 
     def _events_lead_here(self) -> None:
         replayed, job = self.replayed, self.job
-        if not self.history.events:
+        if not self.history.events and self.untold is None:
             self.say("events_replay", "no event tells of it", job)
             return
         for word, told in (("state", replayed.state), ("epoch", replayed.epoch), ("attempt", replayed.attempt)):
@@ -127,6 +130,8 @@ class _Checking:
             if epoch <= last_epoch:
                 self.say("epochs_grow", f"attempt {number} has epoch {epoch} after {last_epoch}", attempt)
             last_epoch = max(last_epoch, epoch)
+            if self.untold is not None and number <= self.untold.attempt:
+                continue
             granted = self.replayed.granted.get(number)
             if granted is None:
                 self.say("one_event_per_move", f"no event tells of the grant of attempt {number}", attempt)
@@ -231,6 +236,24 @@ class _Checking:
             self.say("bundle_has_bytes", f"{what} {sha256[:12]} is recorded, and its bytes are not there", row)
         elif has != size_bytes:
             self.say("bundle_has_bytes", f"{what} {sha256[:12]} has {has} bytes instead of {size_bytes}", row)
+
+
+def _untold(history: JobHistory) -> Untold | None:
+    """Give where a job stood when its events until then were dropped; nothing if they were not.
+
+    They go all together, and only once the job has ended. So what is left begins with what happened to an ended job.
+    """
+    job, events = history.job, history.events
+    is_whole = bool(events) and events[0]["kind"] == Kinds.JOB_SUBMITTED
+    if is_whole or not history.told_from_s or job["submitted_s"] >= history.told_from_s:
+        return None
+    again = next((event for event in events if event["kind"] == Kinds.JOB_REQUEUED), None)
+    if again is None:
+        is_over = JobState(job["state"]).is_terminal
+        return Untold(state=job["state"], epoch=job["epoch"], attempt=job["attempt"]) if is_over else None
+    epoch = (again["epoch"] or 0) - 1
+    attempt = sum(attempt["epoch"] <= epoch for attempt in history.attempts)
+    return Untold(state=again["from_state"], epoch=epoch, attempt=attempt)
 
 
 def _spec(job: Row) -> dict[str, Any]:

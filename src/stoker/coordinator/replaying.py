@@ -76,9 +76,18 @@ class Replayed:
     contradictions: tuple[Contradiction, ...] = ()
 
 
-def replay(events: Sequence[Row]) -> Replayed:
-    """Tell a job's events again, in their order."""
-    telling = _Telling()
+@frozen
+class Untold:
+    """Where a job stood when the story until then was dropped (`queue.dropping`)."""
+
+    state: str
+    epoch: int
+    attempt: int
+
+
+def replay(events: Sequence[Row], after: Untold | None = None) -> Replayed:
+    """Tell a job's events again, in their order; `after` what of them is no longer kept."""
+    telling = _Telling(after)
     for event in events:
         telling.hear(event)
     return telling.result()
@@ -87,12 +96,13 @@ def replay(events: Sequence[Row]) -> Replayed:
 class _Telling:
     """What is true of the job after the events so far."""
 
-    def __init__(self) -> None:
-        self.state = ""
-        self.epoch = 0
-        self.attempt = 0
+    def __init__(self, after: Untold | None) -> None:
+        self.is_whole = after is None
+        self.state = after.state if after is not None else ""
+        self.epoch = after.epoch if after is not None else 0
+        self.attempt = after.attempt if after is not None else 0
         self.generation = 0
-        self.since_requeue = 0
+        self.since_requeue = self.attempt
         self.last: Row | None = None
         self.granted: dict[int, Row] = {}
         self.started: set[int] = set()
@@ -126,7 +136,7 @@ class _Telling:
     def _look_at_time(self, event: Row) -> None:
         last = self.last
         if last is None:
-            if event["kind"] != Kinds.JOB_SUBMITTED:
+            if self.is_whole and event["kind"] != Kinds.JOB_SUBMITTED:
                 self._say("events_replay", f"its story begins with {event['kind']}", event)
             return
         if event["at_s"] < last["at_s"]:

@@ -58,6 +58,8 @@ class MachineAsk(Asked):
     """UUIDs; none: the whole machine."""
     why: Annotated[str, Field(max_length=2000)] = ""
     for_s: Annotated[float, Field(gt=0, le=366 * 86400)] | None = None
+    is_forced: bool = False
+    """Forget it though its worker lives."""
     by: By = ""
 
 

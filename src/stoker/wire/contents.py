@@ -88,8 +88,6 @@ class TreeSources(Message):
 
     tree: str
     places: tuple[Place, ...] = ()
-    wait_s: float = 0.0
-    """Ask again then: others take it from the same place just now."""
 
 
 class Sources(Message):

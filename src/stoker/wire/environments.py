@@ -11,6 +11,7 @@ from enum import StrEnum
 from stoker.model.digests import digest_value
 from stoker.model.frozen import frozen
 from stoker.model.platforms import Platform
+from stoker.model.python_versions import fits
 from stoker.model.units import format_duration
 from stoker.wire.leasing import Holdings
 from stoker.wire.orders import EnvironmentChoice
@@ -84,17 +85,19 @@ def outlook(
         return Outlook(machine=machine, standing=Standing.OWN)
     choice = choose(choices, platform)
     if not platform.system:
-        why = "its worker says nothing of environments: is its Stoker older than this one?"
+        why = "its worker says nothing of environments: is it off, or its Stoker older than this one?"
     elif choice is None:
         why = why_none(choices, platform)
     else:
         why = held.impossible.get(choice.digest, "") or _refused(choice, platform)
     if why or choice is None:
         return Outlook(machine=machine, standing=Standing.IMPOSSIBLE, why=why)
-    if choice.kind == "python":
-        return Outlook(machine=machine, standing=Standing.OWN)
     if choice.digest in held.environments:
         return Outlook(machine=machine, standing=Standing.READY)
+    if not has_python(choice, held):
+        return Outlook(machine=machine, standing=Standing.IMPOSSIBLE, why=no_python(choice.python, held.pythons))
+    if choice.kind == "python":
+        return Outlook(machine=machine, standing=Standing.OWN)
     took = [one.builds_s[choice.digest] for one in (held, *others) if choice.digest in one.builds_s]
     return Outlook(machine=machine, standing=Standing.BUILDS, about_s=took[0] if took else None)
 
@@ -102,6 +105,16 @@ def outlook(
 def outlooks(choices: Sequence[EnvironmentChoice], machines: Mapping[str, Holdings]) -> list[Outlook]:
     """Say it of all machines."""
     return [outlook(choices, name, held, machines.values()) for name, held in machines.items()]
+
+
+def has_python(choice: EnvironmentChoice, held: Holdings) -> bool:
+    """Say whether a machine has a Python of the version that is asked for; so does one that tells of none."""
+    return not choice.python or not held.pythons or any(fits(version, choice.python) for version in held.pythons)
+
+
+def no_python(wish: str, pythons: Sequence[str]) -> str:
+    """Say that no Python of a machine is of the version that is asked for."""
+    return f"no Python that is {wish or 'any'}: it has {', '.join(pythons) or 'none'}"
 
 
 def _refused(choice: EnvironmentChoice, platform: Platform) -> str:

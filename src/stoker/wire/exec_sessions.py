@@ -25,7 +25,6 @@ OUT, ERROR = 1, 2
 """The two streams that a command without a terminal writes; with one, everything is `OUT`."""
 
 Wait = Annotated[float, Field(ge=0, le=MOST_WAIT_S)]
-SessionId = Annotated[str, Field(min_length=32, max_length=32, pattern=r"^[0-9a-f]+$")]
 
 
 class ExecAsk(Asked):

@@ -66,13 +66,13 @@ def no_coordinator_known(state: str) -> NoCoordinator:
     if (gone := coordinator_gone(state)) is not None:
         hint = "`stoker serve` starts it again; --at URL or STOKER_COORDINATOR names another one"
         return NoCoordinator(f"the coordinator of this home ({gone}) is not running", hint=hint)
-    if (machine := _machine_here(state)) is not None:
-        hint = "`stoker machines invite --operator` on the coordinator's machine, then here: stoker join CODE@HOST"
+    if (machine := machine_here(state)) is not None:
+        hint = "`stoker machines invite --operator` at the coordinator, then here: stoker join --operator CODE@HOST"
         what = f"this machine works for {machine.url} as {machine.name}; whoever asks that coordinator needs a token"
         return NoCoordinator(what, hint=hint)
     hint = (
         "`stoker serve` starts one here; `stoker join CODE@HOST` joins one elsewhere, "
-        "--at URL or STOKER_COORDINATOR names it"
+        "STOKER_COORDINATOR or --at URL (of `stoker work`: --join URL) names it"
     )
     return NoCoordinator("no coordinator is known here", hint=hint)
 
@@ -99,7 +99,8 @@ def whole_address(text: str) -> str:
     return f"{scheme}://{host}{'' if has_port else f':{DEFAULT_PORT}'}{f'/{path}' if path else ''}"
 
 
-def _machine_here(state: str) -> Membership | None:
+def machine_here(state: str) -> Membership | None:
+    """Give the fleet that this machine joined as a worker, if it did."""
     try:
         return read_joined(state, Side.WORKER)
     except StokerError:

@@ -111,10 +111,7 @@ def read_joined(state: str, side: Side) -> Membership | None:
 def write_joined(state: str, given: Given) -> Membership:
     """Keep what joining gave, for us alone: contents first, the record last; what an earlier one named is removed."""
     side = Side.of(given.role)
-    folder = os.path.join(state, FOLDER)
-    with translated(folder):
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        os.chmod(folder, 0o700)
+    folder = make_folder(state)
     # By their CA: until the record names the new files, the old ones are whole.
     stem = os.path.join(folder, f"{side}-{given.fingerprint[:12]}")
     made = Membership(
@@ -136,6 +133,15 @@ def write_joined(state: str, given: Given) -> Membership:
     write_file(_record(state, side), dumps(_to_dict(made), indent=1).encode(), mode=0o600)
     _remove_others(folder, made)
     return made
+
+
+def make_folder(state: str) -> str:
+    """Make the folder for what joining gives, for us alone, and give its path."""
+    folder = os.path.join(state, FOLDER)
+    with translated(folder):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        os.chmod(folder, 0o700)
+    return folder
 
 
 def write_certificate(path: str, certificate_pem: str, key_pem: str) -> None:

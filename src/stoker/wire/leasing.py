@@ -279,6 +279,8 @@ class Renewed(Message):
     orders: tuple[LeaseOrder, ...] = ()
     execs: tuple[ExecCall, ...] = ()
     closed: str = ""
+    wants_holdings: bool = False
+    """Started anew, it does not know what the machine has: it is told at once."""
 
 
 class Tokened(Message):

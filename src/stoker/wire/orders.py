@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from stoker.host.names import name_fault
 from stoker.model.errors import BadInput
 from stoker.model.leases import Partition
+from stoker.model.names import point_name
 from stoker.model.requirements import DEFAULT_RAM_BYTES, MOST_PRIORITY, Requirements, WantedJob, Wish
 from stoker.wire.codec import alike, said
 from stoker.wire.protocol import Asked, Message
@@ -42,8 +43,8 @@ class RequirementsBody(Asked):
     may_share: bool = False
     base: str = ""
     base_bytes: Bytes = 0
-    transfer_mb: Annotated[float, Field(ge=0)] = 0.0
-    mflop: Annotated[float, Field(ge=0)] = 0.0
+    transfer_mb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    mflop: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
     def requirements(self) -> Requirements:
         """Give them as placement reads them."""
@@ -116,7 +117,7 @@ class JobOrder(Asked):
     point: dict[str, Any] = {}
     recipe: Annotated[str, Field(min_length=1, max_length=200)]
     schema_version: int = 1
-    mode: str = ""
+    mode: Annotated[str, Field(max_length=200)] = ""
     args: dict[str, Any] = {}
     """As the recipe takes them; paths made whole."""
     identity: dict[str, Any] = {}
@@ -149,7 +150,7 @@ class JobOrder(Asked):
     """Names of variables taken from the worker's own environment; never their values."""
     attempts: Annotated[int, Field(ge=1, le=100)] = 1
     """How many failures of its own it may have, the first included."""
-    timeout_s: Annotated[float, Field(gt=0)] | None = None
+    timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     on_partition: Partition = Partition.STOP
 
     def wanted(self) -> WantedJob:
@@ -221,7 +222,7 @@ class Outcome(StrEnum):
     KNOWN = "known"
     """It stands as it stood."""
     CHANGED = "changed"
-    """Priority, requirements, name or number are others now; its state is not."""
+    """Priority, requirements or number are others now, or its name, by what brought it; its state is not."""
     REQUEUED = "requeued"
     """It had failed, and its code is another now; or a rerun was asked for."""
     KEPT = "kept"
@@ -239,9 +240,24 @@ class OrderOutcome(Message):
     changes: tuple[str, ...] = ()
     """Which fields are others now."""
     known_as: str = ""
-    """What the same job was called before; empty: it was not known, or by this name."""
+    """What the same job was called before, and still is unless its name or number changed; empty: not otherwise."""
+    instead_of: str = ""
+    """Of a new one: the id of the pending job that its source called so before, with other values or data. That one
+    stays until somebody cancels it; `changes` says what is another.
+    """
     forecast: str = ""
     """Of a dry run, what would become of it: `waits, 3rd in line. desk: taken by resnet/1 for about 10m00s`."""
+
+    @property
+    def told_as(self) -> Outcome:
+        """Give the outcome as people see it: a job whose values or data are others has changed."""
+        return Outcome.CHANGED if self.instead_of else self.outcome
+
+    @property
+    def shown(self) -> str:
+        """What the job is called now."""
+        is_renamed = "name" in self.changes or "number" in self.changes
+        return self.known_as if self.known_as and not is_renamed else point_name(self.name, self.number)
 
 
 class Submitted(Message):

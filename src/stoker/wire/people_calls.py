@@ -205,7 +205,7 @@ class PeopleCalls:
         return self._do_to_machine(machine, "open", asked, is_repeatable=True)
 
     def forget(self, machine: str, asked: MachineAsk | None = None) -> DoneView:
-        """Remove a machine that holds nothing."""
+        """Remove a machine; without a certificate, one that holds nothing and whose worker is gone, or if forced."""
         return self._do_to_machine(machine, "forget", asked, is_repeatable=False)
 
     def status(self) -> FleetStatus:

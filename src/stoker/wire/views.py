@@ -112,6 +112,10 @@ class JobStory(Message):
     code_tree: str = ""
     """What a program runs in a copy of; empty: it runs in the folder itself."""
     commit: str = ""
+    inputs: tuple[dict[str, Any], ...] = ()
+    """Data that was ordered: `wire.orders.InputBody`, one by one."""
+    environment: tuple[dict[str, Any], ...] = ()
+    """Ways to its interpreter that were ordered: `wire.orders.EnvironmentChoice`, one by one."""
     after: tuple[Line, ...] = ()
     attempts: tuple[AttemptView, ...] = ()
     counts: dict[Line, Count] = {}

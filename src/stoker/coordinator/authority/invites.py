@@ -24,7 +24,7 @@ MOST_FAILURES = 200
 SLOT_S = 300.0
 """A nonce of ours holds for one to two of these."""
 REPEAT_S = 600.0
-"""For so long after its use the same words get the same answer again."""
+"""For so long after its use, and as long as it would live, the same words get the same answer again."""
 
 
 class Verdict(StrEnum):
@@ -54,16 +54,16 @@ def server_nonce(ca: FleetCa, invite: str, nonce: str, now_s: float) -> str:
 
 def judge_finish(ca: FleetCa, invite: Invite | None, said: JoinFinish, now_s: float) -> Judged:
     """Decide about an attempt to join."""
-    if (
-        invite is not None
-        and invite.used_s is not None
-        and now_s - invite.used_s <= REPEAT_S
-        and invite.request == request_digest(said)
-    ):
+    if invite is not None and may_repeat(invite, now_s) and invite.request == request_digest(said):
         return Judged(verdict=Verdict.REPEAT)
     if invite is None or not invite.is_live(now_s):
         return _refused(not_invited(invite, now_s))
     return _judge_proof(ca, invite, said, now_s)
+
+
+def may_repeat(invite: Invite, now_s: float) -> bool:
+    """Say whether whoever used an invitation may hear the same answer again: as long as it would live, or a while."""
+    return invite.used_s is not None and (now_s < invite.expires_s or now_s - invite.used_s <= REPEAT_S)
 
 
 def not_invited(invite: Invite | None, now_s: float) -> NotAllowed:

@@ -90,10 +90,10 @@ class Standing:
             hint = "it may be from before the database was restored: join again with a new invitation"
             raise NotAllowed("this coordinator has not issued that certificate", hint=hint)
         if found.revoked_s is not None:
-            hint = f"`stoker machines invite --name {name}` on the coordinator's machine lets it join again"
+            hint = f"`stoker machines invite --name {name}` at the coordinator, here: stoker join CODE@HOST --again"
             raise NotAllowed(f"the certificate of {name} was taken back: {found.why or 'revoked'}", hint=hint)
         if now_s >= found.expires_s:
-            hint = f"`stoker machines invite --name {name}` on the coordinator's machine lets it join again"
+            hint = f"`stoker machines invite --name {name}` at the coordinator, here: stoker join CODE@HOST --again"
             raise NotAllowed(f"the certificate of {name} has expired", hint=hint)
         return Principal(name=name, role=Role.WORKER)
 

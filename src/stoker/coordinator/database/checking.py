@@ -1,4 +1,4 @@
-"""Check a queue's database, also while it is served: the file itself, its counters, and every job's whole history.
+"""Check a queue's database, also while it is served: the file itself, every value, counters, each job's whole history.
 
 Everything is read at one moment, some jobs at a time. All faults are given, each with the rows that show it.
 """
@@ -14,8 +14,20 @@ from sqlalchemy.exc import DatabaseError, OperationalError
 
 from stoker.coordinator.database.opening import Database
 from stoker.coordinator.database.portable import Progress, no_progress
+from stoker.coordinator.database.raw_text import marked, read_text_as
 from stoker.coordinator.database.snapshots import snapshot
-from stoker.coordinator.database.tables import AFTER, ATTEMPTS, BUNDLES, COUNTERS, EVENTS, JOBS, LEASES, META
+from stoker.coordinator.database.tables import (
+    AFTER,
+    ATTEMPTS,
+    BUNDLES,
+    COUNTERS,
+    EVENTS,
+    EVENTS_FROM_S,
+    JOBS,
+    LEASES,
+    META,
+)
+from stoker.coordinator.database.values import check_values
 from stoker.coordinator.history import HasObject, JobHistory, Violation, check_job
 from stoker.coordinator.replaying import Row
 from stoker.model.leases import Budgets
@@ -51,13 +63,15 @@ def check_rows(
     If `is_quick`, what reads the whole file or the whole journal is left out.
     """
     try:
-        if not is_quick:
-            yield from _of_the_file(connection)
-            yield from _without_job(connection)
-        yield from _of_meta(connection)
-        yield from _of_counters(connection)
-        for history in histories(connection, progress=progress, behind=behind):
-            yield from check_job(history, budgets=budgets, has_object=has_object)
+        with read_text_as(connection, marked):
+            if not is_quick:
+                yield from _of_the_file(connection)
+                yield from check_values(connection)
+                yield from _without_job(connection)
+            yield from _of_meta(connection)
+            yield from _of_counters(connection)
+            for history in histories(connection, progress=progress, behind=behind):
+                yield from _of_job(history, budgets, has_object)
     except OperationalError:
         # It can't be reached, is busy, or the disk fails: that says nothing about what is written there.
         raise
@@ -68,6 +82,7 @@ def check_rows(
 def histories(connection: Connection, *, progress: Progress = no_progress, behind: int = 0) -> Iterator[JobHistory]:
     """Give the whole history of every job behind a number, in their order."""
     total = int(connection.scalar(select(func.count()).select_from(JOBS)) or 0)
+    told_from_s = float(connection.scalar(select(META.c.value).where(META.c.key == EVENTS_FROM_S)) or 0.0)
     done, last = 0, behind
     while True:
         jobs = _rows(connection.execute(select(JOBS).where(JOBS.c.seq > last).order_by(JOBS.c.seq).limit(_TOGETHER)))
@@ -88,9 +103,19 @@ def histories(connection: Connection, *, progress: Progress = no_progress, behin
                 events=parts[EVENTS].get(seq, ()),
                 bundles=parts[BUNDLES].get(seq, ()),
                 before=before.get(seq, ()),
+                told_from_s=told_from_s,
             )
         done += len(jobs)
         progress(done, total)
+
+
+def _of_job(history: JobHistory, budgets: Budgets | None, has_object: HasObject | None) -> Iterator[Violation]:
+    try:
+        yield from check_job(history, budgets=budgets, has_object=has_object)
+    except (ValueError, TypeError, KeyError) as error:
+        # Only what is damaged can't be understood: the others are looked at nevertheless.
+        said = f"its rows can't be understood: {error}"
+        yield Violation(rule="integrity", job=str(history.job["id"]), message=said)
 
 
 def _of_the_file(connection: Connection) -> Iterator[Violation]:
@@ -111,7 +136,7 @@ def _of_the_file(connection: Connection) -> Iterator[Violation]:
 
 def _of_meta(connection: Connection) -> Iterator[Violation]:
     said = {row.key: row.value for row in connection.execute(select(META))}
-    generation = int(said.get("generation", 0))
+    generation = int(said.get("generation", 0)) if said.get("generation", "0").isdecimal() else -1
     for table in (EVENTS, LEASES, ATTEMPTS):
         highest = connection.scalar(select(func.max(table.c.generation)))
         if highest is not None and highest > generation:

@@ -13,9 +13,9 @@ from sqlalchemy import Connection, inspect, text
 from stoker.coordinator.database.tables import METADATA
 from stoker.model.fleet_errors import DatabaseTrouble, VersionSkew
 
-HEAD = "0002"
+HEAD = "0003"
 """The newest step. A test holds it and the folder together."""
-_VERSIONS = ("0001", "0002")
+_VERSIONS = ("0001", "0002", "0003")
 _FOLDER = os.path.join(os.path.dirname(__file__), "migrations")
 
 

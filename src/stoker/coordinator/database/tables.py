@@ -33,6 +33,10 @@ META = Table(
     Column("value", Text, nullable=False),
 )
 """`generation`, and `clock_s`: the latest time ever stored, so that time never goes back."""
+EVENTS_FROM_S = "events_from_s"
+"""A key of `meta`: events of jobs that had ended before this time may have been dropped."""
+EVENTS_DROPPED_TO = "events_dropped_to"
+"""A key of `meta`: the newest event that was."""
 
 CLASSES = Table(
     "classes",
@@ -108,6 +112,8 @@ JOBS = Table(
     Index("jobs_by_state", "state", "seq"),
     Index("jobs_by_recipe", "recipe", "state", "seq"),
     Index("jobs_by_machine", "machine", "seq"),
+    # A class goes once no job is of it: without, each that goes is looked for among all jobs.
+    Index("jobs_by_class", "class_id"),
     Index(
         "jobs_by_source",
         "source",

@@ -47,5 +47,5 @@ def translated(shown: str) -> Iterator[None]:
     except (exc.DataError, OverflowError, UnicodeEncodeError) as error:
         cause = getattr(error, "orig", None) or error
         raise BadInput(f"the database does not take this: {one_line(str(cause), _LONGEST_CHARS)}") from error
-    except (exc.DBAPIError, exc.TimeoutError) as error:
+    except (exc.DBAPIError, exc.TimeoutError, UnicodeDecodeError) as error:
         raise trouble(shown, error) from error

@@ -47,11 +47,13 @@ class Gatherer:
         self._cursor: int | None = None
         self._endings: deque[Ending] = deque(maxlen=MOST_ENDINGS)
         self._comings: deque[Coming] = deque(maxlen=MOST_ENDINGS)
+        self._has_device_failures = False
 
     def gather(self) -> Facts:
         """Give what is known now."""
         now_s = self._clock.wall_s()
         self._read_on()
+        self._has_device_failures = False
         while self._comings and self._comings[0].at_s < now_s - HOUR_S:
             self._comings.popleft()
         return Facts(
@@ -61,6 +63,11 @@ class Gatherer:
             comings=tuple(self._comings),
             endings=tuple(self._endings),
         )
+
+    def sees_device_failures(self) -> bool:
+        """Read on, and say whether an attempt has failed on a device since facts were last given."""
+        self._read_on()
+        return self._has_device_failures
 
     def _machines(self) -> tuple[MachineFacts, ...]:
         looked = self._queue.ask(Look())
@@ -95,7 +102,9 @@ class Gatherer:
             self._take_opening(row)
         elif row.kind in _ENDINGS:
             if row.ending:
-                self._endings.append(_ending(row))
+                ending = _ending(row)
+                self._endings.append(ending)
+                self._has_device_failures |= ending.ending == "failed" and bool(ending.devices)
         else:
             is_start = row.kind == FleetKinds.MACHINE_JOINED
             self._comings.append(Coming(machine=row.machine, at_s=row.at_s, is_new_start=is_start))

@@ -6,13 +6,13 @@ everywhere is the work, not the machine.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from statistics import median
 
-from stoker.coordinator.health.facts import Ending, Facts, MachineFacts
-from stoker.model.retry import Cause
+from stoker.coordinator.health.facts import Coming, Ending, Facts, MachineFacts
+from stoker.coordinator.health.failing_devices import devices_at_fault
 from stoker.model.symptoms import Ailment, Symptom
 from stoker.model.units import format_duration, format_size
 
@@ -29,43 +29,73 @@ LEAST_RUNS = 3
 FATAL = 5
 """Attempts in a row that did not end well."""
 LEAST_DISK_BYTES = 5 * 1024**3
-FAILED_JOBS = 3
-"""Different jobs that failed on one device."""
 
 _BAD = frozenset({"failed", "declined"})
-# As drivers and runtimes say it. Memory that runs out is not among them: that is the job's size.
-_DEVICE_LIKE = re.compile(
-    r"cuda error|cuda(?:_|\s)?(?:driver|runtime) error|cudnn_status|cublas_status|hip error|hipErr|\bXid\b|\bECC\b"
-    r"|uncorrectable|illegal memory access|unspecified launch failure|device-side assert|misaligned address"
-    r"|fallen off the bus|device (?:is )?(?:lost|unavailable|not ready)|no cuda-capable device|nvml|nccl.*(?:unhandled|"
-    r"internal) error|mps backend.*(?:failed|error)|gpu is lost|bus error",
-    re.IGNORECASE,
-)
 
 
 def symptoms_of(facts: Facts) -> list[Symptom]:
-    """Say everything that is wrong, machine by machine."""
-    by_machine: dict[str, list[Ending]] = defaultdict(list)
-    for ending in facts.endings:
-        by_machine[ending.machine].append(ending)
+    """Say everything that is wrong: machine by machine, and then of devices."""
+    gone = {machine.name for machine in facts.machines if facts.now_s - machine.last_seen_s > KNOWN_S}
+    among = _Among(facts)
     found: list[Symptom] = []
     for machine in facts.machines:
-        if facts.now_s - machine.last_seen_s > KNOWN_S:
-            continue
-        for rule in _RULES:
-            found += rule(facts, machine, by_machine[machine.name])
-    return found
+        if machine.name not in gone:
+            for rule in _RULES:
+                found += rule(among, machine)
+    return found + [one for one in failing_devices(facts) if one.machine not in gone]
 
 
-def is_device_like(ending: Ending) -> bool:
-    """Say whether an attempt failed as on broken hardware."""
-    if ending.ending != "failed" or ending.cause in (Cause.OOM_DEVICE, Cause.OOM_HOST, Cause.CANCELLED):
-        return False
-    return _DEVICE_LIKE.search(ending.message) is not None
+def failing_devices(facts: Facts) -> list[Symptom]:
+    """Say which devices of known machines are at fault."""
+    known = {machine.name for machine in facts.machines}
+    return [
+        Symptom(
+            machine=machine,
+            device=device,
+            ailment=Ailment.FAILING,
+            message=why,
+            hint=f"`stoker doctor --smoke` there, then `stoker machines open {machine} --device {device}`",
+        )
+        for (machine, device), why in sorted(devices_at_fault(facts.endings).items())
+        if machine in known
+    ]
 
 
-def _silent(facts: Facts, machine: MachineFacts, _: Sequence[Ending]) -> Iterator[Symptom]:
-    quiet_s = facts.now_s - machine.last_seen_s
+class _Among:
+    """Facts, laid out so that one machine is compared with all others at no great cost."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.now_s, self.version = facts.now_s, facts.version
+        self.comings: dict[str, list[Coming]] = defaultdict(list)
+        self.endings: dict[str, list[Ending]] = defaultdict(list)
+        """By machine, as all of these."""
+        self.done_by: dict[str, set[str]] = defaultdict(set)
+        """Work → the machines that completed it."""
+        self.durations: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        """Work → machine → how long it took there."""
+        for coming in facts.comings:
+            self.comings[coming.machine].append(coming)
+        for one in facts.endings:
+            self.endings[one.machine].append(one)
+            if one.ending == "completed":
+                self.done_by[one.work].add(one.machine)
+                if one.seconds is not None:
+                    self.durations[one.work][one.machine].append(one.seconds)
+
+    def durations_elsewhere(self, work: str, machine: str) -> list[float]:
+        return [one for name, some in self.durations[work].items() if name != machine for one in some]
+
+    @cached_property
+    def usual_s(self) -> dict[str, float]:
+        """Work → how long it takes, over all machines."""
+        return {
+            work: median([one for some in by_machine.values() for one in some])
+            for work, by_machine in self.durations.items()
+        }
+
+
+def _silent(among: _Among, machine: MachineFacts) -> Iterator[Symptom]:
+    quiet_s = among.now_s - machine.last_seen_s
     if quiet_s > QUIET_S and not machine.has_left:
         yield Symptom(
             machine=machine.name,
@@ -75,47 +105,50 @@ def _silent(facts: Facts, machine: MachineFacts, _: Sequence[Ending]) -> Iterato
         )
 
 
-def _flapping(facts: Facts, machine: MachineFacts, _: Sequence[Ending]) -> Iterator[Symptom]:
-    mine = [coming for coming in facts.comings if coming.machine == machine.name]
+def _flapping(among: _Among, machine: MachineFacts) -> Iterator[Symptom]:
+    mine = among.comings[machine.name]
     starts = sum(coming.is_new_start for coming in mine)
     silences = len(mine) - starts
     # A crash is often both, a silence and then a start: they are not added up.
     if max(starts, silences) >= FLAPS:
+        fell = f" and fell silent {silences} times" if silences else ""
         yield Symptom(
             machine=machine.name,
             ailment=Ailment.FLAPPING,
-            message=f"within an hour its worker started {starts} times and fell silent {silences} times",
+            message=f"within an hour its worker started {starts} times" + fell,
             hint=f"`stoker doctor` there; `stoker machines cordon {machine.name}` until it is found",
         )
 
 
-def _slow(facts: Facts, machine: MachineFacts, mine: Sequence[Ending]) -> Iterator[Symptom]:
-    own, others = _durations(mine), _durations(one for one in facts.endings if one.machine != machine.name)
-    for work, durations in own.items():
-        if len(durations) < LEAST_RUNS or len(others.get(work, ())) < LEAST_RUNS:
+def _slow(among: _Among, machine: MachineFacts) -> Iterator[Symptom]:
+    for work in dict.fromkeys(one.work for one in among.endings[machine.name]):
+        durations = among.durations.get(work, {}).get(machine.name, [])
+        # What is twice the others' median is not below that of all: most are done with here.
+        if len(durations) < LEAST_RUNS or (its := median(durations)) < among.usual_s[work]:
             continue
-        its, theirs = median(durations), median(others[work])
+        others = among.durations_elsewhere(work, machine.name)
+        if len(others) < LEAST_RUNS:
+            continue
+        theirs = median(others)
         if its >= SLOWER * theirs and its - theirs >= SLOWER_S:
             yield Symptom(
                 machine=machine.name,
                 ailment=Ailment.SLOW,
                 message=(
                     f"{work} takes {format_duration(its)} there and {format_duration(theirs)} elsewhere "
-                    f"(medians of {len(durations)} and {len(others[work])} jobs)"
+                    f"(medians of {len(durations)} and {len(others)} jobs)"
                 ),
                 hint=f"`stoker machines show {machine.name}`: is something else running there, is it throttled?",
             )
             return
 
 
-def _fatal_only(facts: Facts, machine: MachineFacts, mine: Sequence[Ending]) -> Iterator[Symptom]:
+def _fatal_only(among: _Among, machine: MachineFacts) -> Iterator[Symptom]:
     # A job that was given back or cancelled says nothing about the machine.
-    told = [one for one in mine if one.ending in _BAD or one.ending == "completed"][-FATAL:]
+    told = [one for one in among.endings[machine.name] if one.ending in _BAD or one.ending == "completed"][-FATAL:]
     if len(told) < FATAL or any(one.ending == "completed" for one in told):
         return
-    kinds = {one.work for one in told}
-    well = {one.work for one in facts.endings if one.ending == "completed" and one.machine != machine.name}
-    if kinds & well:
+    if any(among.done_by.get(one.work, set()) - {machine.name} for one in told):
         last = told[-1]
         why = last.message.strip().splitlines()[-1][:200] if last.message.strip() else last.cause or last.ending
         yield Symptom(
@@ -126,19 +159,19 @@ def _fatal_only(facts: Facts, machine: MachineFacts, mine: Sequence[Ending]) -> 
         )
 
 
-def _skewed(facts: Facts, machine: MachineFacts, _: Sequence[Ending]) -> Iterator[Symptom]:
-    if machine.version == facts.version or machine.has_left:
+def _skewed(among: _Among, machine: MachineFacts) -> Iterator[Symptom]:
+    if machine.version == among.version or machine.has_left:
         return
     its = f"its program is {machine.version}" if machine.version else "its program says no version"
     yield Symptom(
         machine=machine.name,
         ailment=Ailment.SKEWED,
-        message=f"{its}, the coordinator's is {facts.version}",
-        hint=f"install {facts.version} there, then start its worker again",
+        message=f"{its}, the coordinator's is {among.version}",
+        hint=f"install {among.version} there, then start its worker again",
     )
 
 
-def _disk(_: Facts, machine: MachineFacts, __: Sequence[Ending]) -> Iterator[Symptom]:
+def _disk(_: _Among, machine: MachineFacts) -> Iterator[Symptom]:
     free = machine.disk_free_bytes
     if free is not None and free < LEAST_DISK_BYTES and not machine.has_left:
         yield Symptom(
@@ -149,48 +182,11 @@ def _disk(_: Facts, machine: MachineFacts, __: Sequence[Ending]) -> Iterator[Sym
         )
 
 
-def _failing(facts: Facts, machine: MachineFacts, mine: Sequence[Ending]) -> Iterator[Symptom]:
-    """Find devices on which different jobs failed since one last ended well there; a job on several proves nothing."""
-    for device in sorted({one.devices[0] for one in mine if len(one.devices) == 1}):
-        failed = _since_success([one for one in mine if one.devices == (device,)])
-        jobs = {one.seq for one in failed}
-        well = {one.work for one in facts.endings if one.ending == "completed" and one.devices != (device,)}
-        if len(jobs) < FAILED_JOBS or not any(one.work in well for one in failed):
-            continue
-        last = failed[-1].message.strip().splitlines()[-1][:200]
-        yield Symptom(
-            machine=machine.name,
-            device=device,
-            ailment=Ailment.FAILING,
-            message=f"{len(jobs)} different jobs failed on it, and jobs succeed elsewhere: {last}",
-            hint=f"`stoker doctor --smoke` there, then `stoker machines open {machine.name} --device {device}`",
-        )
-
-
-def _since_success(on_device: Sequence[Ending]) -> list[Ending]:
-    failed: list[Ending] = []
-    for one in on_device:
-        if one.ending == "completed":
-            failed.clear()
-        elif is_device_like(one):
-            failed.append(one)
-    return failed
-
-
-def _durations(endings: Iterable[Ending]) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = defaultdict(list)
-    for one in endings:
-        if one.ending == "completed" and one.seconds is not None:
-            found[one.work].append(one.seconds)
-    return found
-
-
-_RULES: tuple[Callable[[Facts, MachineFacts, Sequence[Ending]], Iterator[Symptom]], ...] = (
+_RULES: tuple[Callable[[_Among, MachineFacts], Iterator[Symptom]], ...] = (
     _silent,
     _flapping,
     _slow,
     _fatal_only,
     _skewed,
     _disk,
-    _failing,
 )

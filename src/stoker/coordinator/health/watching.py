@@ -1,47 +1,35 @@
-"""Looks after the fleet's health every minute: gathers, judges, writes down what is news, and closes a failing device.
+"""Looks after the fleet's health: gathers, judges, writes down what is news, and closes a failing device.
 
-In a thread of its own. What goes wrong here is tried again a minute later, and keeps nobody from work.
+Every minute, and within seconds of a failure on a device: one that is broken fails jobs as fast as it is given some.
+In a thread of its own. What goes wrong here is tried again, and keeps nobody from work.
 """
 
 from __future__ import annotations
 
-import threading
-from contextlib import suppress
-from types import TracebackType
-from typing import Self
-
+from stoker.coordinator.alongside import Alongside
 from stoker.coordinator.health.facts import Facts
 from stoker.coordinator.health.gathering import Gatherer
-from stoker.coordinator.health.symptoms import symptoms_of
+from stoker.coordinator.health.symptoms import failing_devices, symptoms_of
 from stoker.coordinator.queue.commands import CloseMachine, Closing
 from stoker.coordinator.queue.health_commands import NoteSymptoms
 from stoker.coordinator.queue.queue import Queue
-from stoker.model.errors import StokerError
 from stoker.model.symptoms import Ailment, Symptom
 
 EVERY_S = 60.0
+SOON_S = 3.0
+"""How often it is seen whether something failed on a device."""
 BY = "the coordinator"
 
 
-class HealthWatch:
+class HealthWatch(Alongside):
     """Watches while a with-block lasts."""
 
-    def __init__(self, queue: Queue, gatherer: Gatherer, *, every_s: float = EVERY_S) -> None:
+    def __init__(self, queue: Queue, gatherer: Gatherer, *, every_s: float = EVERY_S, soon_s: float = SOON_S) -> None:
+        super().__init__("health")
         self._queue = queue
         self._gatherer = gatherer
-        self._every_s = every_s
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="stoker-health", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._over.set()
-        self._thread.join()
+        self._soon_s = soon_s
+        self._looks_each = max(1, round(every_s / soon_s))
 
     def look(self) -> list[Symptom]:
         """Look once, act, and give what is wrong."""
@@ -60,9 +48,20 @@ class HealthWatch:
         return found
 
     def _run(self) -> None:
-        while not self._over.wait(self._every_s):
-            with suppress(StokerError):
-                self.look()
+        waited = 0
+        while not self._over.wait(self._soon_s):
+            waited += 1
+            with self._one_try():
+                if waited >= self._looks_each or self._has_to_cordon():
+                    waited = 0
+                    self.look()
+
+    def _has_to_cordon(self) -> bool:
+        """Say whether a device is at fault that is still given work; nothing is asked where none has failed a job."""
+        if not self._gatherer.sees_device_failures():
+            return False
+        facts = self._gatherer.gather()
+        return bool(to_cordon(facts, failing_devices(facts)))
 
 
 def to_cordon(facts: Facts, found: list[Symptom]) -> list[Symptom]:

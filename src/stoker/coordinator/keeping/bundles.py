@@ -1,7 +1,8 @@
 """Results and checkpoints as archives under their digest: on their way in, here, and on their way out again.
 
 Blobs need no fence: bytes under their own digest can't be anybody else's. Pointing a job at them does, and the queue
-asks `has_archive` before it lets a job point anywhere. What a prune is about to remove is not there any more from the
+asks `has_archive` before it lets a job point anywhere. Bytes on their way in have no digest yet, so they are only whose
+they are: nobody adds to, or ends, what another began. What a prune is about to remove is not there any more from the
 moment it begins (`removing`), so no job can be pointed at bytes on their way out.
 """
 
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
-from stoker.coordinator.keeping.limits import KeepingLimits
+from stoker.coordinator.keeping.limits import UPLOAD_OPTION, KeepingLimits
 from stoker.model.digests import Digest, is_digest
 from stoker.model.errors import BadInput, HashMismatch, NotFound, Unavailable
 from stoker.model.fleet_errors import TooLarge
@@ -41,7 +42,7 @@ class Bundles:
         self._objects = objects
         self._limits = limits or KeepingLimits()
         self._turn = threading.Lock()
-        self._uploads: OrderedDict[tuple[str, int], str] = OrderedDict()
+        self._uploads: OrderedDict[tuple[str, str, int], str] = OrderedDict()
         self._going: set[str] = set()
 
     def has_archive(self, sha256: str) -> int | None:
@@ -53,44 +54,49 @@ class Bundles:
                 return None
         return self._objects.size(Digest(sha256))
 
-    def begin(self, sha256: str, size_bytes: int) -> Begun:
-        """Begin an upload, or find the one of the same bytes that is under way, whoever began it."""
+    def begin(self, sha256: str, size_bytes: int, *, owner: str = "") -> Begun:
+        """Begin an upload, or find the one of the same bytes that its owner has under way."""
         digest = self._wanted(sha256, size_bytes)
         if self._is_known(digest):
             return Begun(id="", offset=size_bytes, is_known=True)
+        key = (owner, sha256, size_bytes)
         with self._turn:
-            under_way = self._uploads.get((sha256, size_bytes))
+            under_way = self._uploads.get(key)
         if under_way is not None:
             try:
                 return Begun(id=under_way, offset=self._objects.upload(under_way).offset)
             except NotFound:
                 pass
-        upload = self._objects.begin(digest, size_bytes)
+        upload = self._objects.begin(digest, size_bytes, owner=owner)
         with self._turn:
-            self._uploads[(sha256, size_bytes)] = upload.id
+            self._uploads[key] = upload.id
             while len(self._uploads) > _REMEMBERED:
                 self._uploads.popitem(last=False)
         return Begun(id=upload.id, offset=upload.offset)
 
-    def append(self, upload_id: str, offset: int, data: bytes | BinaryIO) -> int:
-        """Add bytes to an upload, durable on return, and say how far it is.
+    def append(self, upload_id: str, offset: int, data: bytes | BinaryIO, *, owner: str = "") -> int:
+        """Add bytes to an upload of the owner's, durable on return, and say how far it is.
 
-        `Refused` with the right `offset` if it is not there, `LockHeld` if somebody else adds to it just now.
+        `NotFound` if there is none, `Refused` with the right `offset` if it is not there, `LockHeld` if somebody adds
+        to it just now.
         """
+        self.upload(upload_id, owner=owner)
         stream = io.BytesIO(data) if isinstance(data, bytes) else data
         return self._objects.append(upload_id, offset, stream).offset
 
-    def upload(self, upload_id: str) -> Upload:
-        """Say how far an upload is. `NotFound`."""
-        return self._objects.upload(upload_id)
+    def upload(self, upload_id: str, *, owner: str = "") -> Upload:
+        """Say how far an upload of the owner's is. `NotFound`, also where it is another's: nobody learns of it."""
+        found = self._objects.upload(upload_id)
+        if found.owner != owner:
+            raise NotFound(f"no upload {upload_id[:12]} here", hint="begin it anew")
+        return found
 
-    def finish(self, upload_id: str) -> PutOutcome:
+    def finish(self, upload_id: str, *, owner: str = "") -> PutOutcome:
         """Check the bytes of an upload and give them their name. `HashMismatch` if they are others; they are gone then.
 
         `Refused` with the right `offset` if some are missing.
         """
-        digest = self._objects.upload(upload_id).digest
-        self.refuse_going(digest)
+        self.refuse_going(self.upload(upload_id, owner=owner).digest)
         return self._objects.finish(upload_id)
 
     def put(self, sha256: str, stream: BinaryIO, *, size_bytes: int | None = None) -> PutOutcome:
@@ -137,7 +143,11 @@ class Bundles:
             raise BadInput(f"not a digest: {sha256[:80]!r}", hint="it is written as 64 lower-case hex digits")
         most = self._limits.archive_bytes
         if size_bytes > most:
-            raise TooLarge(f"{format_size(size_bytes)}: {format_size(most)} are the most", most_bytes=most)
+            raise TooLarge(
+                f"an upload of {format_size(size_bytes)}: {format_size(most)} are the most",
+                hint=f"send less, or let the coordinator take more: `{UPLOAD_OPTION}`",
+                most_bytes=most,
+            )
         self.refuse_going(sha256)
         return Digest(sha256)
 

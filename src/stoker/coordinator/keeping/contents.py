@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from stoker.coordinator.keeping.keeping import Keeping
+from stoker.coordinator.keeping.limits import UPLOAD_OPTION
 from stoker.coordinator.keeping.tree_retention import TreeRow
 from stoker.host.disk import free_bytes
 from stoker.model.artifacts import Tree
@@ -88,13 +89,7 @@ class Contents:
             return row
         self._forget(tree)
         limits = self._limits
-        if size_bytes > limits.tree_bytes:
-            most = format_size(limits.tree_bytes)
-            raise TooLarge(
-                f"a tree of {format_size(size_bytes)}: {most} are the most that this coordinator keeps",
-                hint="put it where every machine can read it, or raise the limit of `stoker serve`",
-                most_bytes=limits.tree_bytes,
-            )
+        self._check_size(size_bytes)
         if files > limits.tree_files:
             raise TooLarge(
                 f"a tree of {files} files: {limits.tree_files} are the most",
@@ -104,13 +99,14 @@ class Contents:
         return None
 
     def missing(self, digests: Iterable[str], sizes: tuple[int, ...] = ()) -> tuple[str, ...]:
-        """Say which files are not here, or on their way out. With sizes: `NoSpace` if those can't all come."""
+        """Say which files are not here, or on their way out. With sizes: `TooLarge`, `NoSpace` if those can't come."""
         asked = tuple(digests)
         if sizes and len(sizes) != len(asked):
             raise BadInput(f"{len(asked)} digests and {len(sizes)} sizes")
         lacking = tuple(digest for digest in asked if self._keeping.has_archive(digest) is None)
         if sizes and lacking:
             by_digest = dict(zip(asked, sizes, strict=True))
+            self._check_size(sum(by_digest.values()))
             self.check_room(sum(by_digest[digest] for digest in lacking))
         return lacking
 
@@ -125,6 +121,16 @@ class Contents:
                 hint="free some space on its machine; `stoker store prune --fleet` shows what could go",
                 needed_bytes=coming_bytes,
                 free_bytes=free,
+            )
+
+    def _check_size(self, size_bytes: int) -> None:
+        """Refuse a tree that is larger than any may be, by what is said of it, before its bytes come."""
+        most = self._limits.tree_bytes
+        if size_bytes > most:
+            raise TooLarge(
+                f"a tree of {format_size(size_bytes)}: {format_size(most)} are the most that this coordinator keeps",
+                hint=f"put it where every machine can read it, or let the coordinator take more: `{UPLOAD_OPTION}`",
+                most_bytes=most,
             )
 
     def keep_pack(self, pack: bytes) -> tuple[int, int]:
@@ -143,6 +149,7 @@ class Contents:
         """Name a tree by its listing, if all of its files are here; else say how many are not."""
         read = read_listing(data, tree, most_entries=self._limits.tree_files)
         files = files_of(read)
+        self._check_size(read.size_bytes)
         for entry in read.entries:
             if entry.size_bytes > self._limits.archive_bytes:
                 raise TooLarge(f"{entry.path}: a file of {format_size(entry.size_bytes)}")

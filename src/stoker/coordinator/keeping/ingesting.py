@@ -7,17 +7,14 @@ job waits for it. Whatever it missed while it was not running it finds in the da
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
-from types import TracebackType
-from typing import Self
 
 from sqlalchemy import func, select
 
+from stoker.coordinator.alongside import Alongside
 from stoker.coordinator.database.opening import Database
 from stoker.coordinator.database.snapshots import snapshot
 from stoker.coordinator.database.tables import BUNDLES, JOBS
 from stoker.coordinator.keeping.models import Ingest, ModelView
-from stoker.model.errors import StokerError
 from stoker.model.names import point_name
 
 CALM_S = 1.0
@@ -27,27 +24,15 @@ MOST_S = 30.0
 _PAGE = 500
 
 
-class Ingesting:
+class Ingesting(Alongside):
     """Keeps a view up to date while a with-block lasts. Tell it of changes: `queue.on_change(ingesting.changed)`."""
 
     def __init__(self, models: ModelView, database: Database) -> None:
+        super().__init__("models")
         self._models = models
         self._database = database
         self._last_id: int | None = None
         self._news = threading.Event()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="stoker-models", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._over.set()
-        self._news.set()
-        self._thread.join()
 
     def changed(self, _event_id: int, _is_claimable: bool) -> None:  # noqa: FBT001 - as the queue tells it
         """Take note that something happened."""
@@ -93,6 +78,9 @@ class Ingesting:
             for row in rows
         }
 
+    def _let_go(self) -> None:
+        self._news.set()
+
     def _run(self) -> None:
         self._news.set()
         is_last = False
@@ -101,7 +89,7 @@ class Ingesting:
             self._wait_for_calm()
             is_last = self._over.is_set()
             # A full disk, a database in trouble: the view is late, and the next change brings it up to date.
-            with suppress(StokerError):
+            with self._one_try():
                 self.catch_up()
 
     def _wait_for_calm(self) -> None:

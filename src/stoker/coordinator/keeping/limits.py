@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from stoker.model.frozen import frozen
+from stoker.model.errors import BadInput
+from stoker.model.frozen import changed, frozen
+from stoker.model.units import format_size
+
+LEAST_UPLOAD_BYTES = 1 << 20
+UPLOAD_OPTION = "stoker serve --upload-limit"
 
 
 @frozen
@@ -22,3 +27,17 @@ class KeepingLimits:
     tree_files: int = 500_000
     free_floor_bytes: int = 2 << 30
     """Code and data are refused where they would leave less of the disk free: results need it more."""
+
+
+def limits_for(upload_bytes: int | None) -> KeepingLimits:
+    """Give the limits of a coordinator that takes no upload larger than this; nothing: the usual ones.
+
+    Raises `BadInput` for one so small that no project's code would come.
+    """
+    usual = KeepingLimits()
+    if upload_bytes is None:
+        return usual
+    if upload_bytes < LEAST_UPLOAD_BYTES:
+        least = format_size(LEAST_UPLOAD_BYTES)
+        raise BadInput(f"a limit of {format_size(upload_bytes)} lets no job's code come", hint=f"at least {least}")
+    return changed(usual, archive_bytes=upload_bytes, tree_bytes=upload_bytes)

@@ -9,11 +9,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Self
 
+from stoker.coordinator.alongside import Alongside
 from stoker.coordinator.notifying.addresses import may_be_told
 from stoker.coordinator.notifying.choosing import Notice, is_wanted, notice_of, signed
 from stoker.coordinator.notifying.hook_reading import have_ended, read_piece
@@ -41,7 +40,7 @@ _WRITE_AFTER = 5000
 """So many events that were not for a hook may be looked at again after a crash."""
 
 
-class Notifier:
+class Notifier(Alongside):
     """Delivers while a with-block lasts. Tell it of changes: `queue.on_change(notifier.changed)`."""
 
     def __init__(
@@ -53,6 +52,7 @@ class Notifier:
         chance: Callable[[], float],
         round_s: float = ROUND_S,
     ) -> None:
+        super().__init__("notifier")
         self._queue = queue
         self._database = queue.reader.database
         self._clock = clock
@@ -65,22 +65,12 @@ class Notifier:
         """Hook → the last event that was looked at for it."""
         self._round = threading.Lock()
         self._news = threading.Event()
-        self._over = threading.Event()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="stoker-hooks")
-        self._thread = threading.Thread(target=self._run, name="stoker-notifier", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._over.set()
-        self._news.set()
-        for transport in (self._outside, self._anywhere):
-            transport.abort()
-        self._thread.join()
+        super().__exit__(kind, error, traceback)
         self._threads.shutdown(wait=True, cancel_futures=True)
         for transport in (self._outside, self._anywhere):
             transport.close()
@@ -157,6 +147,11 @@ class Notifier:
             )
         )
 
+    def _let_go(self) -> None:
+        self._news.set()
+        for transport in (self._outside, self._anywhere):
+            transport.abort()
+
     def _run(self) -> None:
         is_more = True
         while not self._over.is_set():
@@ -164,7 +159,9 @@ class Notifier:
                 # Pauses of hooks end without news.
                 self._news.wait(min(_IDLE_S, max(self._round_s, FIRST_PAUSE_S)))
             self._news.clear()
-            with suppress(StokerError):
+            # A database in trouble is asked again in a while, and not at once.
+            is_more = False
+            with self._one_try():
                 is_more = self.deliver_all()
             if self._over.wait(self._round_s if not is_more else 0.0):
                 return

@@ -13,7 +13,6 @@ from stoker.coordinator.authority.standing import Standing
 from stoker.coordinator.matching.heads import Seat
 from stoker.coordinator.matching.matcher import Matcher
 from stoker.coordinator.queue.setting import CoordinatorTime
-from stoker.coordinator.queue.suspicion import Suspicion
 from stoker.coordinator.queue.waiting import Waiting
 from stoker.hardware.placement.offer import Offer
 from stoker.model.json_text import loads
@@ -54,7 +53,6 @@ class Live:
         "state",
         "until_tick_s",
         "user_failures",
-        "work",
     )
 
     def __init__(self, **fields: Any) -> None:
@@ -70,8 +68,6 @@ class Live:
         self.priority: int = fields["priority"]
         self.state: str = fields["state"]
         self.seat: Seat = fields["seat"]
-        self.work: str = fields["work"]
-        """What jobs that run the same code have in common."""
         self.attempts: int = fields["attempts"]
         """How many failures of its own the job may have."""
         self.user_failures: int = fields["user_failures"]
@@ -174,6 +170,21 @@ class Claimed:
         """Job's number and epoch."""
 
 
+class Dropping:
+    """How far it was looked for events and classes that are kept for nobody."""
+
+    __slots__ = ("class_looked_to", "dropped_to", "looked_to", "next_tick_s")
+
+    def __init__(self) -> None:
+        self.next_tick_s = float("-inf")
+        """When it is next looked for them, on the monotonic scale."""
+        self.looked_to = 0
+        """Up to which event."""
+        self.class_looked_to = 0
+        self.dropped_to = 0
+        """The newest event that was dropped."""
+
+
 class Book:
     """All of it."""
 
@@ -203,19 +214,24 @@ class Book:
         self.policies: dict[str, HostPolicy] = {}
         self.listed: frozenset[str] = frozenset()
         """Words that machines' allow and deny lists ask about."""
-        self.suspicion = Suspicion()
         self.standing = Standing()
         """Who belongs to the fleet."""
         self.has_after = False
         """Whether any job was ever to come after another."""
         self.next_old_tick_s = float("-inf")
         """When it is next looked for answers to submissions that are too old, on the monotonic scale."""
+        self.dropping = Dropping()
         self.next_delay_s = float("inf")
         """When the first delayed job is ready."""
         self.seq = 0
         self.event_id = 0
         self.bundle_id = 0
         self.class_id = 0
+
+    def unbar(self, seq: int) -> None:
+        """Let machines be offered a job again that they declined: it is another one now."""
+        for declined in self.barred.values():
+            declined.pop(seq, None)
 
     def add_live(self, live: Live) -> None:
         """A lease begins."""

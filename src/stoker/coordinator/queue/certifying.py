@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stoker.coordinator.authority.standing import IssuedCertificate
 from stoker.coordinator.queue.commands import Done
-from stoker.coordinator.queue.moves import plain
+from stoker.coordinator.queue.moves import plain, telling
 from stoker.coordinator.queue.trust_commands import IssueCertificate
 from stoker.coordinator.queue.turn import Turn
 from stoker.model.errors import RateLimited
@@ -40,8 +40,7 @@ def put_certificate(turn: Turn, certificate: IssuedCertificate, *, by: str, addr
     """Let a certificate count."""
     _put(turn, certificate)
     fields = {"serial": certificate.serial, "expires_s": certificate.expires_s, "by": by, "address": plain(address)}
-    told = {key: value for key, value in fields.items() if value}
-    turn.tell(FleetKinds.CERTIFICATE_ISSUED, machine=certificate.name, fields=told)
+    turn.tell(FleetKinds.CERTIFICATE_ISSUED, machine=certificate.name, fields=telling(fields))
 
 
 def revoke(turn: Turn, found: IssuedCertificate, why: str, by: str) -> None:
@@ -49,8 +48,7 @@ def revoke(turn: Turn, found: IssuedCertificate, why: str, by: str) -> None:
     turn.setting.revocations.add_certificate(found.serial)
     _put(turn, changed(found, revoked_s=turn.now_s, why=plain(why)))
     fields = {"serial": found.serial, "why": plain(why), "by": plain(by)}
-    told = {key: value for key, value in fields.items() if value}
-    turn.tell(FleetKinds.CERTIFICATE_REVOKED, machine=found.name, fields=told)
+    turn.tell(FleetKinds.CERTIFICATE_REVOKED, machine=found.name, fields=telling(fields))
 
 
 def _put(turn: Turn, certificate: IssuedCertificate) -> None:

@@ -115,7 +115,6 @@ def _grant(turn: Turn, machine: Machine, job: Ready, seat: Seat) -> Grant:
         priority=job.priority,
         state=JobState.CLAIMED.value,
         seat=seat,
-        work=f"{spec['recipe']} {spec['name']}",
         attempts=spec.get("attempts", 1),
         user_failures=job.user_failures,
         lost=job.lost,

@@ -153,10 +153,12 @@ class OpenMachine:
 class ForgetMachine:
     """Remove a machine. One that has certificates is refused from now on, and what it holds is lost at once.
 
-    One without, which may come back as it likes, is refused while it holds a lease.
+    One without, which may come back as it likes, is refused while it holds a lease, and while its worker lives unless
+    that is forced.
     """
 
     machine: str
+    is_forced: bool = False
     by: str = ""
 
 
@@ -194,6 +196,8 @@ class Looked:
     """Machine → what its worker said that it has."""
     disk_free_bytes: dict[str, int] = fresh(factory=dict)
     """Machine → what its last heartbeat said."""
+    accepts: dict[str, tuple[str, ...]] = fresh(factory=dict)
+    """Machine → trees and commits whose code alone it runs, of those that run only some."""
 
 
 @frozen

@@ -9,13 +9,14 @@ from collections.abc import Collection, Mapping
 from hashlib import sha256
 from typing import Any
 
-from stoker.host.names import name_fault
+from stoker.host.names import name_fault, shown_name
 from stoker.model.digests import digest_value
 from stoker.model.errors import Fault, Faults
 from stoker.model.frozen import frozen
 from stoker.model.ids import job_id
 from stoker.model.json_text import dumps
 from stoker.model.names import JOB_NAME_RULE, is_job_name
+from stoker.wire.codec import alike
 from stoker.wire.orders import JobOrder, Submission
 
 _MOST_INT = (1 << 31) - 1
@@ -95,6 +96,12 @@ def draft(submission: Submission) -> Drafts:
     return Drafts(all=tuple(drafts.values()), payload=payload, twins=twins)
 
 
+def called_as(draft: Draft, name: str, number: int, label: str, point: dict[str, Any]) -> Draft:
+    """Give the same order under another name, perhaps as a point of another sweep."""
+    order = alike(draft.order, {"name": name, "number": number, "label": label, "point": point})
+    return Draft(order=order, text=_text(order), code=draft.code)
+
+
 def _payload(submission: Submission, drafts: Mapping[str, Draft]) -> str:
     """Digest everything that is asked for but the key: the rest of it, then each order as its id and its text."""
     digest = sha256(submission.model_dump_json(exclude={"key", "jobs"}).encode())
@@ -164,8 +171,9 @@ def _wrongly_called(order: JobOrder) -> str:
         return f"no name for a job: {JOB_NAME_RULE}"
     if order.label and (fault := "it has a slash" if "/" in order.label else name_fault(order.label)):
         return f"its label can't be a folder's name: {fault}"
-    if "\0" in order.recipe or "\0" in order.mode:
-        return "a recipe or mode holds a NUL character"
+    for word, text in (("recipe", order.recipe), ("mode", order.mode)):
+        if not text.isprintable():
+            return f"its {word} {shown_name(text)} has a character that can't be shown"
     return ""
 
 

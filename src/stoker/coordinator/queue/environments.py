@@ -11,7 +11,7 @@ from typing import Any
 
 from stoker.coordinator.queue.book import Book, Machine
 from stoker.model.requirements import environment_word
-from stoker.wire.environments import Standing, environment_digest, outlook
+from stoker.wire.environments import Standing, environment_digest, has_python, outlook
 from stoker.wire.leasing import Holdings
 from stoker.wire.orders import EnvironmentChoice
 
@@ -57,7 +57,11 @@ def unable(book: Book, machine: Machine) -> dict[str, str]:
 def _is_in_doubt(choices: Choices, held: Holdings) -> bool:
     """Say whether there is anything to look at: nearly all environments are for every machine, and nobody refused."""
     is_for_all = any(not one.platform for one in choices)
-    return not is_for_all or not held.platform or any(one.refused or one.digest in held.impossible for one in choices)
+    return (
+        not is_for_all
+        or not held.platform
+        or any(one.refused or one.digest in held.impossible or not has_python(one, held) for one in choices)
+    )
 
 
 def is_news(book: Book, machine: Machine, holdings: Holdings) -> bool:

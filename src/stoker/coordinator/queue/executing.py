@@ -10,7 +10,7 @@ from typing import Any
 
 from stoker.coordinator.queue.commands import Done
 from stoker.coordinator.queue.exec_commands import BeginExec, EndExec
-from stoker.coordinator.queue.moves import plain
+from stoker.coordinator.queue.moves import plain, telling
 from stoker.coordinator.queue.operating import rows_of
 from stoker.coordinator.queue.rows import JobRow
 from stoker.coordinator.queue.turn import Turn
@@ -47,7 +47,7 @@ def begin_exec(turn: Turn, asked: BeginExec) -> Done:
         machine=live.machine,
         attempt=live.attempt,
         epoch=live.epoch,
-        fields=_said(fields),
+        fields=telling(fields),
     )
     where = {
         "name": row.shown,
@@ -75,16 +75,12 @@ def end_exec(turn: Turn, asked: EndExec) -> Done:
         machine=asked.machine,
         attempt=asked.token.attempt,
         epoch=asked.token.epoch,
-        fields=_said(fields),
+        fields=telling(fields),
     )
     return Done(changed=(row.id,))
 
 
 EXEC_VERBS: dict[type, Callable[[Turn, Any], Done]] = {BeginExec: begin_exec, EndExec: end_exec}
-
-
-def _said(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value not in (None, "")}
 
 
 def _not_running(row: JobRow, machine: str) -> IllegalMove:

@@ -14,9 +14,9 @@ from stoker.model.fleet_events import FleetKinds
 
 
 def forget_machine(turn: Turn, asked: ForgetMachine) -> Done:
-    """Remove a machine, and take its certificates back; one that has none and still holds a lease is refused."""
+    """Remove a machine, and take its certificates back; one that has none and would be back at once is refused."""
     if not turn.book.standing.certificates_of(asked.machine, turn.now_s):
-        _see_idle(turn, asked.machine)
+        _see_gone(turn, asked.machine, is_forced=asked.is_forced)
     revoke_all(turn, asked.machine, why="forgotten", by=asked.by)
     _remove(turn, asked.machine, "its machine was forgotten", asked.by)
     return Done(changed=(asked.machine,))
@@ -36,8 +36,8 @@ def revoke_certificate(turn: Turn, asked: RevokeCertificate) -> Done:
     return Done(changed=(found.name,))
 
 
-def _see_idle(turn: Turn, name: str) -> None:
-    """Refuse to forget a machine that would be back with its next word, and goes on with what it holds."""
+def _see_gone(turn: Turn, name: str, *, is_forced: bool) -> None:
+    """Refuse to forget a machine that would be back with its next word, and open, though it was drained."""
     machine = named(turn, name)
     if machine.leases:
         jobs = sorted(live.id for live in machine.leases.values())
@@ -45,6 +45,13 @@ def _see_idle(turn: Turn, name: str) -> None:
             f"{name} still holds {len(jobs)} lease{'s' * (len(jobs) != 1)}",
             hint="drain it, or wait until its leases end",
             jobs=jobs,
+        )
+    if machine.is_offered and not is_forced:
+        raise Refused(
+            f"the worker of {name} still runs: with its next word {name} would be back, and open",
+            hint=f"stop it first; {name} is taken for gone when nothing was heard of it for the lease and the grace. "
+            "--force forgets it now",
+            machine=name,
         )
 
 

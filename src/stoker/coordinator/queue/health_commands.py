@@ -37,6 +37,10 @@ class AddHook:
     """It may be a private address: an admin made it."""
     by: str = ""
 
+    def __repr__(self) -> str:
+        # A secret must not come into a message by way of an error.
+        return f"AddHook(for {len(self.jobs)} jobs, by {self.by})"
+
 
 @frozen
 class MoveHook:

@@ -7,7 +7,7 @@ from typing import Any
 from stoker.coordinator.database.tables import HOOKS
 from stoker.coordinator.queue.commands import Done
 from stoker.coordinator.queue.health_commands import AddHook, CloseHook, MoveHook
-from stoker.coordinator.queue.moves import plain
+from stoker.coordinator.queue.moves import plain, telling
 from stoker.coordinator.queue.operating import rows_of
 from stoker.coordinator.queue.turn import Turn
 from stoker.model.errors import NotFound, Refused
@@ -104,4 +104,4 @@ def _find(turn: Turn, id: int) -> dict[str, Any]:
 
 def _tell(turn: Turn, kind: str, id: int, *, why: str = "", by: str = "") -> None:
     fields = {"hook": id, "why": plain(why), "by": plain(by)}
-    turn.tell(kind, fields={word: value for word, value in fields.items() if value})
+    turn.tell(kind, fields=telling(fields))

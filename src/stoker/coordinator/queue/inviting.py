@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from stoker.coordinator.authority.invites import MOST_FAILURES, REPEAT_S, not_invited
+from stoker.coordinator.authority.invites import MOST_FAILURES, may_repeat, not_invited
 from stoker.coordinator.authority.standing import Invite
 from stoker.coordinator.queue.certifying import put_certificate, revoke_all
 from stoker.coordinator.queue.commands import Done
-from stoker.coordinator.queue.moves import plain
+from stoker.coordinator.queue.moves import plain, telling
 from stoker.coordinator.queue.people import put_token, revoke_tokens
 from stoker.coordinator.queue.trust_commands import FailInvite, MakeInvite, UseInvite, WithdrawInvite
 from stoker.coordinator.queue.turn import Turn
@@ -23,14 +23,14 @@ def make_invite(turn: Turn, asked: MakeInvite) -> Done:
     """Let somebody join for a while. An id is used again only once nobody can mean the old one."""
     known, now_s = turn.book.standing.invites, turn.now_s
     old = known.get(asked.invite.id)
-    if old is not None and (old.is_live(now_s) or (old.used_s is not None and now_s - old.used_s <= REPEAT_S)):
+    if old is not None and (old.is_live(now_s) or may_repeat(old, now_s)):
         raise Conflict("another invitation has that id", hint="take another one")
     if sum(one.is_live(now_s) for one in known.values()) >= MOST_OPEN:
         raise Refused(f"{MOST_OPEN} invitations are open already", hint="use them, or wait until they are over")
     made = changed(asked.invite, made_s=now_s, expires_s=now_s + asked.life_s, by=plain(asked.invite.by)[:200])
     _put(turn, made)
     fields = {"invite": made.id, "role": made.role, "name": made.name, "expires_s": made.expires_s, "by": made.by}
-    turn.tell(FleetKinds.INVITED, fields={key: value for key, value in fields.items() if value})
+    turn.tell(FleetKinds.INVITED, fields=telling(fields))
     return Done(changed=(made.id,), data={"expires_s": made.expires_s})
 
 
@@ -89,7 +89,7 @@ def _see_free(invite: Invite, name: str, sort: str) -> None:
     if invite.name != name:
         raise Conflict(
             f"a {sort} {name!r} belongs to the fleet already",
-            hint=f"join under another name (--name), or have an invitation for this one: machines invite --name {name}",
+            hint=f"join under another name (--name), or have this one invited: `stoker machines invite --name {name}`",
             name=name,
             reason="name",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stoker.coordinator.database.tables import EVENTS_DROPPED_TO
 from stoker.coordinator.database.writer_connection import WriterConnection
 from stoker.coordinator.matching.heads import Seat
 from stoker.coordinator.queue.book import Book, Claimed, Live, Machine
@@ -25,8 +26,9 @@ _READ_OTHERWISE = ("started_s", "is_cancelling", "message")
 def load(connection: WriterConnection, queries: Queries, setting: Setting, old: Book | None, lease_s: float) -> Book:
     """Read everything. Leases start anew: nobody is judged by a renewal that may have been lost with the process.
 
-    Of an `old` copy, what is in no row is kept: the time, the coordinator's own file, who declined what, and who was
-    silent. What matching was told is forgotten with it, whatever became of it on the way.
+    Of an `old` copy, what is in no row is kept: the time, the coordinator's own file, who declined what, who was
+    silent, and what machines said they have. What matching was told is forgotten with it, whatever became of it on the
+    way.
     """
     connection.begin()
     try:
@@ -38,6 +40,7 @@ def load(connection: WriterConnection, queries: Queries, setting: Setting, old: 
         if old is not None:
             book.barred = old.barred
         book.seq, book.event_id, book.bundle_id = (number or 0 for number in newest[:3])
+        book.dropping.dropped_to = int(meta.get(EVENTS_DROPPED_TO, "0"))
         book.next_delay_s = float("inf") if newest[4] is None else newest[4]
         book.has_after = newest[5] is not None
         _load_classes(connection, queries, book)
@@ -90,7 +93,7 @@ def _load_machines(connection: WriterConnection, queries: Queries, book: Book, o
         book.tells_code_apart = book.tells_code_apart or bool(machine.accepts)
         before = old.machines.get(machine.name) if old is not None else None
         if before is not None:
-            machine.seen_tick_s = before.seen_tick_s
+            machine.seen_tick_s, machine.holdings = before.seen_tick_s, before.holdings
 
 
 def _live(row: LeaseRow, times: FleetTimes, tick_s: float, lease_s: float) -> Live:
@@ -105,7 +108,6 @@ def _live(row: LeaseRow, times: FleetTimes, tick_s: float, lease_s: float) -> Li
             devices=tuple(loads(row.devices)),
             is_shared=bool(row.is_shared),
         ),
-        work=f"{spec['recipe']} {spec['name']}",
         attempts=spec.get("attempts", 1),
         is_cancelling=bool(row.is_cancelling),
         cancel_why=row.message if row.is_cancelling else "",

@@ -12,6 +12,8 @@ from stoker.model.frozen import frozen
 from stoker.model.json_text import dumps
 from stoker.model.lifecycle import JobState
 
+_NOTHING: tuple[object, ...] = ("", None, [])
+
 
 @frozen
 class Ending:
@@ -151,6 +153,11 @@ def ready_again(live: Live, now_s: float) -> Ready:
     )
 
 
+def telling(fields: dict[str, Any]) -> dict[str, Any]:
+    """Give an event's fields without those that say nothing."""
+    return {name: value for name, value in fields.items() if value not in _NOTHING}
+
+
 def plain(text: str) -> str:
     """Give free text as every database takes it: PostgreSQL stores no NUL."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}") if "\0" in text else text
@@ -194,7 +201,7 @@ def _tell(turn: Turn, live: Live, ending: Ending, state: JobState, fields: dict[
         epoch=live.epoch,
         from_state=live.state,
         to_state=state.value,
-        fields={name: value for name, value in told.items() if value not in ("", None)},
+        fields=telling(told),
     )
     turn.count_move(live.state, state.value)
     live.state = state.value

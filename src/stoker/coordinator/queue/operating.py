@@ -50,6 +50,7 @@ def requeue_row(turn: Turn, row: JobRow, *, spec: str, code: str, **fields: Any)
     # What has completed has nothing to go on from: it is wanted anew, often with other code.
     goes_on = row.checkpoint and row.state != JobState.COMPLETED.value and is_checkpoint_here(turn, row.checkpoint)
     checkpoint = row.checkpoint if goes_on else ""
+    turn.book.unbar(row.seq)
     turn.move(row.seq)
     turn.write(
         turn.statements.requeue_job,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.coordinator.queue.drafting import Draft
+from stoker.coordinator.queue.drafting import Draft, called_as
 from stoker.coordinator.queue.rows import JobRow
-from stoker.model.frozen import frozen
+from stoker.model.frozen import changed, frozen
 from stoker.model.json_text import loads
 from stoker.model.lifecycle import JobState
 from stoker.wire.orders import OnChangedCode, Outcome
@@ -22,12 +22,20 @@ class Fate:
     """What becomes of one order."""
 
     draft: Draft
+    """As it is asked for."""
     row: JobRow | None
     """The job as it stands; nothing: it is new."""
     outcome: Outcome
     state: str
     """Afterwards."""
     changes: tuple[str, ...] = ()
+    kept_name: Draft | None = None
+    """The same under the name that the job has; nothing: it is called as it is asked for."""
+
+    @property
+    def written(self) -> Draft:
+        """As it is to stand in the queue."""
+        return self.kept_name or self.draft
 
     @property
     def is_to_be_written(self) -> bool:
@@ -35,14 +43,30 @@ class Fate:
         return bool(self.changes) and not (self.changes == (CODE_TREE,) and JobState(self.state).is_terminal)
 
 
-def decide(draft: Draft, row: JobRow | None, on_changed_code: OnChangedCode) -> Fate:
+def decide(draft: Draft, row: JobRow | None, on_changed_code: OnChangedCode, source: str = "") -> Fate:
     """Say what becomes of an order. Its state is kept, except where its code is another now.
+
+    So is its name, whatever the same work is called this time: people look for it under the old one. Only the source
+    that brought a job gives it another.
 
     A job that failed is tried again with anything that changed in its project; a result is doubted only if the
     program's own files did, and run again on demand alone; what has not ended runs with what the project is now.
     """
     if row is None:
         return Fate(draft=draft, row=None, outcome=Outcome.NEW, state=JobState.PENDING.value)
+    if draft.order.name != row.name and (not source or source != row.source):
+        kept_name = called_as(draft, row.name, row.number, row.label, loads(row.spec).get("point", {}))
+        return changed(_of_known(kept_name, row, on_changed_code), draft=draft, kept_name=kept_name)
+    return _of_known(draft, row, on_changed_code)
+
+
+def changed_fields(old: dict[str, Any], new: dict[str, Any]) -> tuple[str, ...]:
+    """Name the fields of an order that are others now, but for those about its code."""
+    apart = _CODE if new.get("code_tree") else _CODE - {"folder"}
+    return tuple(name for name, value in new.items() if name not in apart and old.get(name) != value)
+
+
+def _of_known(draft: Draft, row: JobRow, on_changed_code: OnChangedCode) -> Fate:
     old, new = ({}, {}) if draft.text == row.spec else (loads(row.spec), loads(draft.text))
     changes = changed_fields(old, new)
     is_other_code = bool(draft.code and row.code and draft.code != row.code)
@@ -63,9 +87,3 @@ def decide(draft: Draft, row: JobRow | None, on_changed_code: OnChangedCode) -> 
         # Nothing that anybody would call another job: some file of the project, perhaps the manifest itself.
         changes = (*changes, CODE_TREE)
     return Fate(draft=draft, row=row, outcome=outcome, state=row.state, changes=changes)
-
-
-def changed_fields(old: dict[str, Any], new: dict[str, Any]) -> tuple[str, ...]:
-    """Name the fields of an order that are others now, but for those about its code."""
-    apart = _CODE if new.get("code_tree") else _CODE - {"folder"}
-    return tuple(name for name, value in new.items() if name not in apart and old.get(name) != value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stoker.coordinator.authority.standing import HeldToken
 from stoker.coordinator.queue.commands import Done
-from stoker.coordinator.queue.moves import plain
+from stoker.coordinator.queue.moves import plain, telling
 from stoker.coordinator.queue.trust_commands import MakeToken, NoteTokens, RevokeToken, RotateToken
 from stoker.coordinator.queue.turn import Turn
 from stoker.model.errors import NotFound, Refused
@@ -73,14 +73,14 @@ def put_token(turn: Turn, token: HeldToken, *, address: str = "") -> None:
     """Let a token count."""
     _put(turn, token)
     fields = {"token": token.id, "name": token.name, "role": token.role, "by": token.by, "address": plain(address)}
-    turn.tell(FleetKinds.TOKEN_MADE, fields={key: value for key, value in fields.items() if value})
+    turn.tell(FleetKinds.TOKEN_MADE, fields=telling(fields))
 
 
 def _revoke(turn: Turn, token: HeldToken, by: str) -> None:
     turn.setting.revocations.add_token(token.sha256)
     _put(turn, changed(token, revoked_s=turn.now_s))
     fields = {"token": token.id, "name": token.name, "by": plain(by)}
-    turn.tell(FleetKinds.TOKEN_REVOKED, fields={key: value for key, value in fields.items() if value})
+    turn.tell(FleetKinds.TOKEN_REVOKED, fields=telling(fields))
 
 
 def _named(turn: Turn, id: str) -> HeldToken:

@@ -52,6 +52,29 @@ class Queries:
         self.old_submissions = self._read(
             select(SUBMISSIONS.c.key).where(SUBMISSIONS.c.at_s < bindparam("before_s")).limit(bindparam("most"))
         )
+        self._make_dropping()
+
+    def _make_dropping(self) -> None:
+        """What may be too old to be kept."""
+        self.events_behind = self._read(
+            select(EVENTS.c.id, EVENTS.c.seq, EVENTS.c.at_s)
+            .where(EVENTS.c.id > bindparam("after_id"))
+            .order_by(EVENTS.c.id)
+            .limit(bindparam("most"))
+        )
+        self.told_jobs = self._read(
+            select(EVENTS.c.seq, func.max(EVENTS.c.id))
+            .join_from(EVENTS, JOBS, JOBS.c.seq == EVENTS.c.seq)
+            .where(self._one_of(EVENTS.c.seq, "seqs"), text("jobs.state IN ('completed', 'failed', 'cancelled')"))
+            .group_by(EVENTS.c.seq)
+            .having(func.max(EVENTS.c.at_s) < bindparam("before_s"))
+        )
+        of_class = select(JOBS.c.seq).where(JOBS.c.class_id == CLASSES.c.id)
+        self.unused_classes = self._read(
+            select(CLASSES.c.id).where(
+                CLASSES.c.id > bindparam("after_id"), CLASSES.c.id <= bindparam("to_id"), ~of_class.exists()
+            )
+        )
 
     def _make_loading(self) -> None:
         """Everything that the writer keeps in memory."""

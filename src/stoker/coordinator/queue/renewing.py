@@ -36,6 +36,7 @@ def renew(turn: Turn, said: Renewal) -> Renewed:
         server_s=turn.now_s,
         orders=tuple(orders),
         closed=machine.closed,
+        wants_holdings=machine.holdings is None and not said.is_leaving,
     )
 
 

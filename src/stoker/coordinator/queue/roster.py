@@ -10,7 +10,7 @@ from stoker.coordinator.queue.code_words import unaccepted
 from stoker.coordinator.queue.commands import CloseMachine, Closing, Done, OpenMachine
 from stoker.coordinator.queue.environments import is_news, unable
 from stoker.coordinator.queue.losing import lose
-from stoker.coordinator.queue.moves import json_or_empty, plain
+from stoker.coordinator.queue.moves import json_or_empty, plain, telling
 from stoker.coordinator.queue.turn import Turn
 from stoker.hardware.placement.offer import Offer
 from stoker.model.capability_reading import capability_from_dict
@@ -125,10 +125,12 @@ def hello(turn: Turn, said: Hello) -> Welcome:
     turn.write(turn.statements.put_machine, **row)
     if is_new_start:
         told = {"incarnation": said.incarnation, "version": said.version, "drift": list(drift)}
-        turn.tell(FleetKinds.MACHINE_JOINED, machine=said.worker, fields=_said(told))
+        turn.tell(FleetKinds.MACHINE_JOINED, machine=said.worker, fields=telling(told))
     elif was_digest != said.capability_digest:
         turn.tell(
-            FleetKinds.MACHINE_CHANGED, machine=said.worker, fields=_said({"drift": list(drift), "what": "capability"})
+            FleetKinds.MACHINE_CHANGED,
+            machine=said.worker,
+            fields=telling({"drift": list(drift), "what": "capability"}),
         )
     return Welcome(
         worker=said.worker,
@@ -188,14 +190,6 @@ def _still_closed(turn: Turn, machine: Machine) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def cordon_device(turn: Turn, name: str, device: str, why: str) -> None:
-    """Close a device on which everything fails alike."""
-    machine = turn.book.machines.get(name)
-    if machine is not None and device not in machine.closed_devices:
-        machine.closed_devices = {**machine.closed_devices, device: why}
-        _write_closed(turn, machine, Closing.CORDON.value, {"why": why, "devices": [device], "by": "the coordinator"})
-
-
 def named(turn: Turn, name: str) -> Machine:
     """Give a machine that is known."""
     machine = turn.book.machines.get(name)
@@ -218,7 +212,7 @@ def _write_closed(turn: Turn, machine: Machine, what: str, told: dict[str, Any])
     turn.tell(
         FleetKinds.MACHINE_CHANGED,
         machine=machine.name,
-        fields=_said({"what": what, "until_s": row["until_s"], **told}),
+        fields=telling({"what": what, "until_s": row["until_s"], **told}),
     )
     if machine.is_offered:
         offer(turn, machine)
@@ -265,7 +259,3 @@ def _taken_over(worker: str) -> StaleLease:
     return StaleLease(
         f"a newer start of {worker} has taken over", hint="stop what this one runs, and end", machine=worker
     )
-
-
-def _said(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value not in ("", None, [])}

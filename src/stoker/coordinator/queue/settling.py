@@ -22,7 +22,6 @@ from stoker.coordinator.queue.moves import (
     tell_start,
 )
 from stoker.coordinator.queue.results import facts_text, result_row, see_archive
-from stoker.coordinator.queue.roster import cordon_device
 from stoker.coordinator.queue.turn import Turn
 from stoker.model.budgets import (
     DECLINE_PAUSE_S,
@@ -50,8 +49,6 @@ from stoker.wire.leasing import (
     Settled,
     Start,
 )
-
-_SIGN_CHARS = 80
 
 
 def write(turn: Turn, asked: Write) -> Settled:
@@ -90,7 +87,6 @@ def _finish(turn: Turn, live: Live, said: Finish) -> Settled:
     complete_job(
         turn, live, ending, result_row(turn, live.seq, live.attempt, said), tree=said.tree, seconds=said.seconds
     )
-    turn.book.suspicion.succeeded(live.machine, live.seat.devices, live.work)
     return _settled(live)
 
 
@@ -115,8 +111,6 @@ def _fail(turn: Turn, live: Live, said: Fail) -> Settled:
         "exit_code": said.exit_code,
     }
     _follow(turn, live, then, said_so, said.seconds)
-    if charge is Charge.USER and not live.is_cancelling:
-        _suspect(turn, live, cause, said.message)
     return _settled(live)
 
 
@@ -129,12 +123,6 @@ def _follow(turn: Turn, live: Live, then: TryAgain | Failed | Stopped, said: dic
     else:
         ending = Ending(ending="failed", kind=FleetKinds.JOB_FAILED, **said)
         close_job(turn, live, JobState.FAILED, ending, why=then.why, seconds=seconds)
-
-
-def _suspect(turn: Turn, live: Live, cause: str, message: str) -> None:
-    sign = f"{cause}: {plain(message).partition(chr(10))[0][:_SIGN_CHARS]}"
-    for verdict in turn.book.suspicion.failed(live.machine, live.seat.devices, live.seq, live.work, sign):
-        cordon_device(turn, verdict.machine, verdict.device, verdict.why)
 
 
 def _release(turn: Turn, live: Live, said: Release) -> Settled:

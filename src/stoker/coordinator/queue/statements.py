@@ -143,6 +143,11 @@ class Statements:
         self.drop_submission = self._write(delete(SUBMISSIONS).where(SUBMISSIONS.c.key == bindparam("at_key")))
         self.put_meta = self._put(META, "key")
         self.add_count = self._put(COUNTERS, "key", is_added=True)
+        self.drop_count = self._write(delete(COUNTERS).where(COUNTERS.c.key == bindparam("at_key")))
+        self.drop_class = self._write(delete(CLASSES).where(CLASSES.c.id == bindparam("at_id")))
+        # Before new ones come: those stay.
+        self.drop_event = self._write(delete(EVENTS).where(EVENTS.c.id == bindparam("at_id")))
+        self.drop_events_of = self._write(delete(EVENTS).where(EVENTS.c.seq == bindparam("at_seq")))
         self.add_event = self._add(EVENTS)
 
     def _write(self, statement: Any, *columns: str, is_distinct: bool = False) -> Prepared:

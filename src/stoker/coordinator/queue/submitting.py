@@ -13,15 +13,22 @@ from stoker.coordinator.queue.drafting import Draft, Drafts
 from stoker.coordinator.queue.following import recount
 from stoker.coordinator.queue.moves import enter_line, leave_line, plain
 from stoker.coordinator.queue.operating import requeue_row
-from stoker.coordinator.queue.outcomes import Fate, decide
+from stoker.coordinator.queue.outcomes import CODE_TREE, Fate, decide
+from stoker.coordinator.queue.replacing import replaced, shown_left, what_differs
 from stoker.coordinator.queue.rows import JobRow
 from stoker.coordinator.queue.turn import Turn
 from stoker.coordinator.queue.waiting import Ready
 from stoker.model.fleet_errors import Conflict
 from stoker.model.fleet_events import FleetKinds
+from stoker.model.json_text import loads
 from stoker.model.lifecycle import JobState
 from stoker.wire.codec import alike
 from stoker.wire.orders import OrderOutcome, Outcome, Submission, Submitted
+
+_MOST_COMPARED = 1000
+_ABOUT_CODE = frozenset({"code", CODE_TREE})
+_CURES_NOTHING = frozenset({"name", "number", "label", "point", "priority", "after", "source"})
+"""Changes of a job that are nothing to the machine that declined it."""
 
 
 def submit(turn: Turn, asked: Submission, drafts: Drafts) -> Submitted:
@@ -32,7 +39,7 @@ def submit(turn: Turn, asked: Submission, drafts: Drafts) -> Submitted:
             return _again(asked, drafts, *before[0])
     ids = [one.order.id for one in drafts.all]
     known = {row[1]: JobRow(*row) for row in turn.read(turn.queries.jobs_by_id, ids=turn.many(ids))}
-    fates = [decide(one, known.get(one.order.id), asked.on_changed_code) for one in drafts.all]
+    fates = [decide(one, known.get(one.order.id), asked.on_changed_code, plain(asked.source)) for one in drafts.all]
     arrangement = arrange(turn, fates)
     answer = _answer(turn, asked, drafts, fates)
     if asked.dry_run:
@@ -63,6 +70,9 @@ def _again(asked: Submission, drafts: Drafts, payload: str, answer: str) -> Subm
 
 def _answer(turn: Turn, asked: Submission, drafts: Drafts, fates: list[Fate]) -> Submitted:
     by_id = {fate.draft.order.id: fate for fate in fates}
+    left = _left(turn, asked, by_id)
+    earlier = replaced(fates, left) if left else {}
+    differing = _differing(turn, by_id, earlier) if earlier else {}
     jobs = []
     firsts: dict[tuple[Outcome, str], OrderOutcome] = {}
     for order in asked.jobs:
@@ -72,7 +82,10 @@ def _answer(turn: Turn, asked: Submission, drafts: Drafts, fates: list[Fate]) ->
             shown = f"{order.name}/{order.number}" if order.number else order.name
             changes = (f"the same job as {drafts.twins.get(shown, fate.draft.shown)}",)
             jobs.append(OrderOutcome(**own, outcome=Outcome.KNOWN, state=fate.state, changes=changes))
-        elif fate.changes:
+        elif order.id in earlier:
+            own |= {"instead_of": earlier[order.id], "changes": differing.get(order.id, ())}
+            jobs.append(OrderOutcome(**own, outcome=fate.outcome, state=fate.state))
+        elif fate.changes or fate.kept_name is not None:
             was = fate.row.shown if fate.row is not None and fate.row.shown != fate.draft.shown else ""
             own |= {"outcome": fate.outcome, "state": fate.state, "changes": fate.changes, "known_as": was}
             jobs.append(OrderOutcome(**own))
@@ -82,11 +95,26 @@ def _answer(turn: Turn, asked: Submission, drafts: Drafts, fates: list[Fate]) ->
             jobs.append(OrderOutcome(**own, outcome=fate.outcome, state=fate.state))
             firsts[fate.outcome, fate.state] = jobs[-1]
     counts = {outcome.value: count for outcome, count in Counter([job.outcome for job in jobs]).items()}
-    vanished: list[str] = []
-    if asked.source:
-        rows = turn.read(turn.queries.of_source, of_source=plain(asked.source))
-        vanished = [f"{name}/{number}" if number else name for id, name, number in rows if id not in by_id]
-    return Submitted(jobs=tuple(jobs), counts=counts, vanished=tuple(vanished), dry_run=asked.dry_run)
+    vanished = shown_left(fates, left, earlier.values()) if left else ()
+    return Submitted(jobs=tuple(jobs), counts=counts, vanished=vanished, dry_run=asked.dry_run)
+
+
+def _left(turn: Turn, asked: Submission, by_id: dict[str, Fate]) -> list[tuple[str, str, int]]:
+    """Give the pending jobs that their source no longer names: id, name, number."""
+    if not asked.source:
+        return []
+    rows = turn.read(turn.queries.of_source, of_source=plain(asked.source))
+    return [(id, name, number) for id, name, number in rows if id not in by_id]
+
+
+def _differing(turn: Turn, by_id: dict[str, Fate], earlier: dict[str, str]) -> dict[str, tuple[str, ...]]:
+    """Say what is another in jobs that stand for earlier ones; of very many only for the first."""
+    some = dict(list(earlier.items())[:_MOST_COMPARED])
+    rows = turn.read(turn.queries.jobs_by_id, ids=turn.many(list(some.values())))
+    specs = {row[1]: JobRow(*row).spec for row in rows}
+    return {
+        new: what_differs(loads(specs[old]), loads(by_id[new].draft.text)) for new, old in some.items() if old in specs
+    }
 
 
 def _apply(turn: Turn, asked: Submission, fates: list[Fate], arrangement: Arrangement) -> None:
@@ -118,7 +146,9 @@ def _bring_up_to_date(turn: Turn, asked: Submission, fate: Fate) -> None:
     if fate.row is None:
         return
     if fate.outcome is Outcome.REQUEUED:
-        requeue_row(turn, fate.row, spec=fate.draft.text, code=fate.draft.code, why="its code is another now")
+        # Its name and its priority may be others now, too.
+        row = _change(turn, asked, fate, fate.row) if set(fate.changes) - _ABOUT_CODE else fate.row
+        requeue_row(turn, row, spec=fate.written.text, code=fate.written.code, why="its code is another now")
     elif fate.is_to_be_written:
         _change(turn, asked, fate, fate.row)
 
@@ -190,20 +220,23 @@ class _Classes:
         return class_id
 
 
-def _change(turn: Turn, asked: Submission, fate: Fate, row: JobRow) -> None:
-    """Let a known job be as it is asked for now, in the state it is in."""
-    order, text, code = fate.draft.order, fate.draft.text, fate.draft.code or row.code
+def _change(turn: Turn, asked: Submission, fate: Fate, row: JobRow) -> JobRow:
+    """Let a known job be as it is asked for now, in the state it is in; gives its row."""
+    written = fate.written
+    order, text, code = written.order, written.text, written.code or row.code
     if fate.outcome is Outcome.KEPT:
         # Its result was made by the code that is written there.
         code = row.code
     new: dict[str, Any] = {
-        "class_id": class_of(turn, fate.draft.placed_by),
+        "class_id": class_of(turn, written.placed_by),
         "name": order.name,
         "number": order.number,
         "label": order.label,
         "priority": order.priority if "priority" in fate.changes else row.priority,
-        "source": plain(asked.source) or row.source,
+        "source": row.source if fate.kept_name is not None else plain(asked.source) or row.source,
     }
+    if set(fate.changes) - _CURES_NOTHING:
+        turn.book.unbar(row.seq)
     turn.move(row.seq)
     turn.write(
         turn.statements.change_job,
@@ -224,3 +257,4 @@ def _change(turn: Turn, asked: Submission, fate: Fate, row: JobRow) -> None:
         leave_line(turn, row.class_id, row.priority, row.seq)
         moved = row._replace(class_id=new["class_id"], priority=new["priority"], spec=text)
         enter_line(turn, Ready(*moved[:12]))
+    return row._replace(**new, spec=text, code=code)

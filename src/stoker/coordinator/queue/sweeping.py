@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stoker.coordinator.queue.book import Live
 from stoker.coordinator.queue.commands import OpenMachine, SweepDone
+from stoker.coordinator.queue.dropping import drop_old
 from stoker.coordinator.queue.losing import forgive, lose
 from stoker.coordinator.queue.moves import enter_line
 from stoker.coordinator.queue.roster import open_machine
@@ -26,6 +27,7 @@ def sweep(turn: Turn) -> SweepDone:
     done = SweepDone(expired=_expire(turn), readied=_ready(turn), opened=_open(turn))
     _forget_claims(turn)
     _forget_submissions(turn)
+    drop_old(turn)
     return done
 
 

@@ -315,6 +315,7 @@ def _look(book: Book) -> Looked:
         disk_free_bytes={
             name: free for name, one in book.machines.items() if (free := one.disk_free_bytes) is not None
         },
+        accepts={name: pins for name, one in book.machines.items() if (pins := one.accepts)},
     )
 
 

@@ -159,7 +159,9 @@ class Access:
         found = self._known(given, peer)
         if need.role is None or not found.may(need.role):
             wanted = need.role or Role.WORKER
-            hint = f"ask an admin for a token of the role {wanted.value}: `stoker admin tokens`"
+            hint = f"an admin gives that role: `stoker machines invite --operator --role {wanted.value}`"
+            if need.role is None:
+                hint = "only a machine asks it, with its certificate"
             what = f"{found.name or 'this token'} has the role {found.role.value}; this needs {wanted.value}"
             raise NotAllowed(what, hint=hint, role=found.role.value, wanted=wanted.value)
         return found

@@ -14,12 +14,12 @@ from stoker.coordinator.queue.commands import Done
 from stoker.coordinator.queue.exec_commands import BeginExec, EndExec
 from stoker.coordinator.service.answers import BYTES_BODY, Ref, answer, done
 from stoker.coordinator.service.exec_desk import ExecDesk, Opened, Session
-from stoker.coordinator.service.file_routes import Number, Offset
+from stoker.coordinator.service.file_routes import Offset
 from stoker.coordinator.service.intake import headers_of, read_body
+from stoker.coordinator.service.lease_token import LeaseToken
 from stoker.coordinator.service.office import Office
 from stoker.coordinator.service.who import Who, recorded
 from stoker.model.errors import IllegalMove, StokerError
-from stoker.model.leases import Token
 from stoker.wire.asking import DoneView, FileOffset
 from stoker.wire.exec_sessions import (
     ERROR,
@@ -37,7 +37,6 @@ from stoker.wire.exec_sessions import (
 from stoker.wire.leasing import ExecCall
 
 SHELL = "a shell"
-_LAST = 2**53
 _DONE = Done()
 
 Wait = Annotated[float, Query(ge=0, le=MOST_WAIT_S)]
@@ -121,18 +120,14 @@ class ExecRoutes:
         self,
         request: Request,
         who: Who,
-        job: str,
+        token: LeaseToken,
         session: str,
-        attempt: Number,
-        epoch: Annotated[int, Query(ge=1, le=_LAST)],
-        generation: Annotated[int, Query(ge=0, le=_LAST)],
         offset: Offset,
         stream: Annotated[int, Query(ge=OUT, le=ERROR)] = OUT,
         wait_s: Wait = 0.0,
     ) -> Response:
         """Send what a command wrote; held while the operator has not read what came before."""
         data = await read_body(request.receive, headers_of(request.scope), PIECE_BYTES)
-        token = Token(job=job, attempt=attempt, epoch=epoch, generation=generation)
         one = self._desk.of_worker(session, token, who.name)
         return answer(FileOffset(offset=await self._desk.put(one, offset, data, stream=stream, wait_s=wait_s)))
 

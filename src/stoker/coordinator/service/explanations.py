@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from stoker.coordinator.matching.cases import Case, Decline, Fleet, Holder, Prerequisite, case_of_order
 from stoker.coordinator.matching.durations import Durations, Estimate, Run, Running
 from stoker.coordinator.matching.explaining import Explainer
+from stoker.coordinator.matching.pinned import pinned_case, pinned_fleet
 from stoker.coordinator.matching.roster import Lease, MachineFacts, machine_view
 from stoker.coordinator.queue.commands import Look, Looked
 from stoker.coordinator.queue.queue import Queue
@@ -37,6 +38,8 @@ class _Seen:
     durations: Durations
     ends: Mapping[str, Estimate | None]
     """Of live leases, by their job's id."""
+    accepts: Mapping[str, Sequence[str]]
+    """Machine → the code that it runs, of those that run only some."""
 
 
 class Explanations:
@@ -65,7 +68,8 @@ class Explanations:
         wanted = [at for at, one in enumerate(submitted.jobs) if one.outcome in coming][:_MOST_FORECASTS]
         now_s = self._clock.wall_s()
         seen = self._see([submission.jobs[at].recipe for at in wanted], now_s)
-        jobs, explainer = list(submitted.jobs), Explainer(seen.fleet, now_s=now_s)
+        fleet = pinned_fleet(seen.fleet, seen.accepts, (submission.jobs[at] for at in wanted))
+        jobs, explainer = list(submitted.jobs), Explainer(fleet, now_s=now_s)
         ahead = {
             priority: _in_the_way(self._queue.reader.ahead(priority), seen, explainer)
             for priority in {one.priority for one in submission.jobs}
@@ -78,7 +82,7 @@ class Explanations:
                 after=tuple(Prerequisite(name=name, state=str(JobState.PENDING)) for name in order.after),
                 lasts_s=None if whole is None else whole.seconds,
             )
-            told = explainer.explain(case, tells_machines=False)
+            told = explainer.explain(pinned_case(case, seen.accepts, order), tells_machines=False)
             jobs[at] = jobs[at].model_copy(update={"forecast": told.verdict})
             if told.never:
                 continue
@@ -147,7 +151,7 @@ class Explanations:
             held.job: durations.ends_s(_running(held, types), now_s) for machine in machines for held in machine.held
         }
         fleet = _fleet(looked, machines, ends, now_s=now_s, silent_s=self._silent_s())
-        return _Seen(fleet=fleet, wanted=looked.wanted, durations=durations, ends=ends)
+        return _Seen(fleet=fleet, wanted=looked.wanted, durations=durations, ends=ends, accepts=looked.accepts)
 
     def _case(self, row: CaseRow, story: JobStory, seen: _Seen, explainer: Explainer) -> Case:
         job = story.job

@@ -6,7 +6,6 @@ They have threads and limits of their own, so that no flood of logs stands in th
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, BinaryIO
 
@@ -16,14 +15,14 @@ from fastapi.responses import StreamingResponse
 from stoker.coordinator.keeping.contents import Contents
 from stoker.coordinator.service.answers import BYTES_ANSWER, BYTES_BODY, HEADERS, FilePath, Ref, answer, raw
 from stoker.coordinator.service.intake import headers_of, read_body
+from stoker.coordinator.service.lease_token import LAST, LeaseToken, Number
 from stoker.coordinator.service.office import Office
 from stoker.coordinator.service.speech import Refusal
 from stoker.coordinator.service.who import Who
 from stoker.model.digests import Digest
 from stoker.model.errors import BadInput, NotFound
 from stoker.model.fleet_errors import StaleLease
-from stoker.model.leases import Token
-from stoker.model.principals import Role
+from stoker.model.principals import Principal, Role
 from stoker.wire.asking import (
     MOST_FILE_BYTES,
     FileList,
@@ -33,17 +32,15 @@ from stoker.wire.asking import (
     UploadBegun,
 )
 from stoker.wire.people_calls import ATTEMPT_HEADER, OVER_HEADER, SIZE_HEADER
+from stoker.wire.ranges import read_range
 from stoker.wire.views import AttemptView
 
 BODIES_AT_ONCE = 16
 """Pieces of files in memory at the same time, each of at most 8 MiB; further ones are not read before."""
 MOST_WAIT_S = 60.0
 PIECE_BYTES = 1024 * 1024
-_LAST = 2**53
-_RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
 
-Offset = Annotated[int, Query(ge=0, le=_LAST)]
-Number = Annotated[int, Query(ge=1, le=2**31 - 1)]
+Offset = Annotated[int, Query(ge=0, le=LAST)]
 Wait = Annotated[float, Query(ge=0, le=MOST_WAIT_S)]
 
 
@@ -71,20 +68,9 @@ class FileRoutes:
         add("/v1/objects/{sha256}", self.object, methods=["GET"], **found)
         add("/v1/objects/{sha256}", self.object, methods=["HEAD"], name="object_head", **found)
 
-    async def put(  # noqa: PLR0913, PLR0917 - a token, a place and bytes
-        self,
-        request: Request,
-        who: Who,
-        job: str,
-        path: FilePath,
-        attempt: Number,
-        epoch: Annotated[int, Query(ge=1, le=_LAST)],
-        generation: Annotated[int, Query(ge=0, le=_LAST)],
-        offset: Offset,
-    ) -> Response:
+    async def put(self, request: Request, who: Who, token: LeaseToken, path: FilePath, offset: Offset) -> Response:
         """Append to a mirrored file of an attempt. What lies there already is not written twice."""
-        office = self._office
-        token = Token(job=job, attempt=attempt, epoch=epoch, generation=generation)
+        office, job, attempt = self._office, token.job, token.attempt
         async with self._bodies:
             data = await read_body(request.receive, headers_of(request.scope), MOST_FILE_BYTES)
             if not office.queue.is_current(token, who.name):
@@ -126,21 +112,23 @@ class FileRoutes:
         if who.role is not Role.WORKER:
             # Code and data, which people send, leave some of the disk free for results, which workers do.
             await self._office.keep(self._contents.check_room, asked.size_bytes)
-        begun = await self._office.keep(self._office.keeping.bundles.begin, asked.digest, asked.size_bytes)
+        bundles = self._office.keeping.bundles
+        begun = await self._office.keep(bundles.begin, asked.digest, asked.size_bytes, owner=_owner(who))
         return answer(UploadBegun(id=begun.id, offset=begun.offset, is_known=begun.is_known))
 
-    async def append(self, request: Request, upload: str, offset: Offset) -> Response:
-        """Add bytes to an upload, at most 8 MiB."""
+    async def append(self, request: Request, who: Who, upload: str, offset: Offset) -> Response:
+        """Add bytes to an upload of one's own, at most 8 MiB."""
+        bundles = self._office.keeping.bundles
         async with self._bodies:
             data = await read_body(request.receive, headers_of(request.scope), MOST_FILE_BYTES)
-            size_bytes = await self._office.keep(self._office.keeping.bundles.append, upload, offset, data)
+            size_bytes = await self._office.keep(bundles.append, upload, offset, data, owner=_owner(who))
         return answer(FileOffset(offset=size_bytes))
 
-    async def finish(self, upload: str) -> Response:
+    async def finish(self, who: Who, upload: str) -> Response:
         """Have the bytes of an upload checked against their digest and kept."""
         bundles = self._office.keeping.bundles
-        found = await self._office.keep(bundles.upload, upload)
-        await self._office.keep(bundles.finish, upload)
+        found = await self._office.keep(bundles.upload, upload, owner=_owner(who))
+        await self._office.keep(bundles.finish, upload, owner=_owner(who))
         return answer(UploadBegun(id=upload, offset=found.size_bytes, is_known=True))
 
     async def object(self, request: Request, sha256: str) -> Response:
@@ -150,7 +138,10 @@ class FileRoutes:
         if size_bytes is None:
             self._contents.missed(sha256)
             raise NotFound(f"no object {sha256[:12]} lies with this coordinator", hint="it never came, or was pruned")
-        start, length, is_partial = _range(request.headers.get("range", ""), size_bytes)
+        start, length, is_partial = read_range(request.headers.get("range", ""), size_bytes)
+        if length < 0:
+            error = BadInput(f"the object has {size_bytes} bytes")
+            raise Refusal(error, 416, (b"content-range", b"bytes */%d" % size_bytes))
         headers = {**HEADERS, "content-length": str(length), "accept-ranges": "bytes", "etag": f'"{sha256}"'}
         if is_partial:
             headers["content-range"] = f"bytes {start}-{start + length - 1}/{size_bytes}"
@@ -191,6 +182,13 @@ class FileRoutes:
         return found.id, *_meant(ref, tries, attempt)
 
 
+def _owner(who: Principal) -> str:
+    """Give whose an upload is; on loopback, where nobody's name is verified, everybody's."""
+    if not who.name:
+        return ""
+    return f"{'machine' if who.role is Role.WORKER else 'person'} {who.name}"
+
+
 def _meant(ref: str, tries: tuple[AttemptView, ...], attempt: int | None) -> tuple[int, bool]:
     if not tries:
         raise NotFound(f"nothing has run of job {ref!r} yet", hint=f"stoker explain {ref}")
@@ -198,15 +196,3 @@ def _meant(ref: str, tries: tuple[AttemptView, ...], attempt: int | None) -> tup
     if one is None:
         raise NotFound(f"job {ref!r} had no attempt {attempt}", hint=f"its last one is {tries[-1].number}")
     return one.number, bool(one.ending)
-
-
-def _range(asked: str, size_bytes: int) -> tuple[int, int, bool]:
-    """Read a `Range` header: where to begin, how much, and whether that is a part. What we can't read is the whole."""
-    match = _RANGE.fullmatch(asked.strip())
-    if match is None:
-        return 0, size_bytes, False
-    start, last = int(match[1]), int(match[2]) if match[2] else size_bytes - 1
-    if start >= size_bytes or last < start:
-        error = BadInput(f"the object has {size_bytes} bytes")
-        raise Refusal(error, 416, (b"content-range", b"bytes */%d" % size_bytes))
-    return start, min(last, size_bytes - 1) - start + 1, True

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response
 from fastapi.responses import StreamingResponse
 
+from stoker.coordinator.database.tables import EVENTS_DROPPED_TO
 from stoker.coordinator.service.answers import HEADERS, answer, raw
 from stoker.coordinator.service.event_feed import BEAT_S, EventFeed
 from stoker.coordinator.service.figures import CONTENT_TYPE
@@ -15,7 +16,7 @@ from stoker.coordinator.service.fleet_figures import FleetFigures, machine_count
 from stoker.coordinator.service.office import Office
 from stoker.coordinator.service.speech import json_bytes
 from stoker.coordinator.service.who import Still
-from stoker.model.errors import BadInput
+from stoker.model.errors import BadInput, NotFound
 from stoker.wire.asking import DoneView
 from stoker.wire.protocol import VERSION
 from stoker.wire.views import FleetStatus
@@ -55,12 +56,17 @@ class FleetRoutes:
     async def events(
         self, still: Still, after: After = None, last_event_id: Annotated[str | None, Header(max_length=40)] = None
     ) -> Response:
-        """Send events as they happen. `Last-Event-ID`, or `after`, goes on behind one; without, it begins now."""
+        """Send events as they happen. `Last-Event-ID`, or `after`, goes on behind one; without, it begins now.
+
+        Not found, if some of those that would follow are no longer kept. Behind 0 it begins with the oldest that are.
+        """
         office = self._office
         if last_event_id:
             if not (last_event_id.isascii() and last_event_id.isdigit()) or int(last_event_id) > _LAST_ID:
                 raise BadInput(f"Last-Event-ID is a whole number, not {last_event_id!r}")
             after = int(last_event_id)
+        if after:
+            refuse_dropped(after, await office.read(office.reader.meta))
         place = after if after is not None else await office.read(office.reader.newest_event)
         office.feed.check_room()
         return StreamingResponse(_stream(office.feed, place, still), headers=HEADERS, media_type="text/event-stream")
@@ -72,6 +78,17 @@ class FleetRoutes:
     async def reload(self, *, dry_run: Annotated[bool, Query()] = False) -> Response:
         """Read the cluster file and the manifest again, and say what changed."""
         return answer(await self._office.reload(dry_run=dry_run))
+
+
+def refuse_dropped(after: int, meta: Mapping[str, str]) -> None:
+    """Refuse to go on behind an event where some that followed it were dropped: nobody is to miss them unknowingly."""
+    dropped_to = int(meta.get(EVENTS_DROPPED_TO, "0"))
+    if after < dropped_to:
+        raise NotFound(
+            f"not all events behind {after:,} are kept: old ones up to {dropped_to:,} were dropped",
+            hint=f"look how things stand, then go on behind {dropped_to}, or without a number from now on",
+            dropped_to=dropped_to,
+        )
 
 
 async def _stream(feed: EventFeed, place: int, may_still: Callable[[], bool]) -> AsyncIterator[bytes]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fastapi import APIRouter, Response
 
 from stoker.coordinator.queue.commands import CloseMachine, Closing, ForgetMachine, OpenMachine
@@ -21,8 +23,10 @@ _NOTHING_SAID = MachineAsk()
 class MachineRoutes:
     """Answers them."""
 
-    def __init__(self, office: Office) -> None:
+    def __init__(self, office: Office, *, on_forgotten: Callable[[str], None]) -> None:
+        """Answer them; `on_forgotten` hears of a machine that no longer belongs to the fleet."""
         self._office = office
+        self._on_forgotten = on_forgotten
         self.router = APIRouter(tags=["machines"])
         add = self.router.add_api_route
         add("/v1/machines", self.all, response_model=MachineList)
@@ -70,7 +74,10 @@ class MachineRoutes:
 
     async def forget(self, name: MachineName, who: Who, asked: MachineAsk = _NOTHING_SAID) -> Response:
         """Remove a machine. One that joined with a code is refused from now on, and what it holds is lost at once."""
-        return done(await self._office.ask(ForgetMachine(machine=name, by=recorded(who, asked.by))))
+        command = ForgetMachine(machine=name, is_forced=asked.is_forced, by=recorded(who, asked.by))
+        forgotten = await self._office.ask(command)
+        self._on_forgotten(name)
+        return done(forgotten)
 
     async def _close(self, name: str, how: Closing, asked: MachineAsk, who: Principal) -> Response:
         command = CloseMachine(

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from stoker.model.artifacts import Tree
+from stoker.model.artifacts import OpenEntry, Tree
 from stoker.model.frozen import frozen
 from stoker.model.leases import FleetTimes
 from stoker.wire.asking import DoneView
+from stoker.wire.orders import Submission
 
-KeepTree = Callable[[Tree, str], None]
-"""Takes a tree in whose files lie below a folder of the coordinator's own machine."""
+KeepTree = Callable[[Tree, OpenEntry], None]
+"""Takes a tree in whose files lie on the coordinator's own machine."""
+ReadManifest = Callable[[str, KeepTree, str], Submission]
+"""Reads the manifest at a path, for a coordinator at an address, which keeps what its jobs need."""
 
 
 @frozen
@@ -26,6 +29,9 @@ class ServeOptions:
     """Its whole path."""
     lease_s: float | None = None
     heartbeat_s: float | None = None
+    events_kept_s: float | None = None
+    upload_limit_bytes: int | None = None
+    """Of one tree, one file of it, or one result or checkpoint."""
     token_file: str = ""
     """Its whole path."""
     advertise: str = ""

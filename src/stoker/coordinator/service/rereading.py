@@ -16,11 +16,12 @@ from stoker.model.frozen import fields_of
 from stoker.model.names import point_name
 from stoker.model.nodes import Cluster, Node
 from stoker.wire.asking import NOTHING_GIVEN, DoneView
-from stoker.wire.orders import Outcome, Submission, Submitted
+from stoker.wire.orders import OrderOutcome, Outcome, Submission, Submitted
 
 ReadCluster = Callable[[], Cluster]
 ReadManifest = Callable[[], Submission]
 _LISTED = 100
+_SHORT = 12
 
 
 class Asking(Protocol):
@@ -98,7 +99,8 @@ def manifest_changes(submitted: Submitted) -> tuple[list[str], list[str]]:
     moved = [job for job in submitted.jobs if job.outcome not in (Outcome.KNOWN, Outcome.KEPT)]
     kept = [job for job in submitted.jobs if job.outcome is Outcome.KEPT]
     lines = [
-        f"{point_name(job.name, job.number)}: {job.outcome}{_of(job.changes)}" for job in (*moved, *kept)[:_LISTED]
+        f"{point_name(job.name, job.number)}: {job.told_as}{_of(job.changes)}{_earlier(job)}"
+        for job in (*moved, *kept)[:_LISTED]
     ]
     if len(moved) + len(kept) > _LISTED:
         lines.append(f"and {len(moved) + len(kept) - _LISTED} more")
@@ -121,6 +123,10 @@ def trouble_of(error: StokerError) -> list[str]:
 
 def _of(changes: tuple[str, ...]) -> str:
     return f" ({', '.join(changes)})" if changes else ""
+
+
+def _earlier(job: OrderOutcome) -> str:
+    return f"; the one before, {job.instead_of[:_SHORT]}, stays until cancelled" if job.instead_of else ""
 
 
 def _differing(one: Node, other: Node) -> list[str]:

@@ -83,7 +83,7 @@ class Service:
         routers = (
             JobRoutes(office, parts.code_gate).router,
             FileRoutes(office, contents).router,
-            MachineRoutes(office).router,
+            MachineRoutes(office, on_forgotten=sources.forget).router,
             FleetRoutes(office, FleetFigures(office)).router,
             RetentionRoutes(office, contents).router,
             ContentRoutes(office, contents, sources).router,

@@ -32,6 +32,10 @@ class HookRow:
     closed_s: float | None
     by: str
 
+    def __repr__(self) -> str:
+        # A secret must not come into a message by way of an error.
+        return f"HookRow({self.id})"
+
 
 def read_symptoms(connection: Connection, machine: str = "") -> tuple[SymptomView, ...]:
     """Give what is wrong now; of very much a part."""

@@ -38,6 +38,8 @@ def read_story(connection: Connection, seq: int, *, now_s: float) -> JobStory:
         project=spec.get("project", ""),
         code_tree=spec.get("code_tree", ""),
         commit=spec.get("commit", ""),
+        inputs=spec.get("inputs", ()),
+        environment=spec.get("environment", ()),
         after=_before_it(connection, seq),
         attempts=read_attempts(connection, seq),
         counts={"user": row.user_failures, "lost": row.lost, "declined": row.declined},
