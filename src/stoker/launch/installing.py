@@ -98,9 +98,18 @@ class Installer:
             self._ask.ask(command, limit_s=_COMMAND_S)
         return True
 
+    def stands(self, label: str) -> bool:
+        """Say whether a service of ours lies there."""
+        return self._supervisor.is_ours(self.text_of(label))
+
     def text_of(self, label: str) -> str:
         """Give what lies there for a service; empty where nothing does."""
         return self._text_at(self._supervisor.path_of(label)) or ""
+
+    def words_of(self, label: str) -> tuple[str, ...]:
+        """Give the words with which a service of ours stands there; nothing where none does."""
+        text = self.text_of(label)
+        return self._supervisor.words_in(text) if self._supervisor.is_ours(text) else ()
 
     def look(self, label: str) -> Seen:
         """Ask the supervisor how a service stands."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import plistlib
+from xml.parsers.expat import ExpatError
 
-from stoker.launch.services import ASKED_TO_END, HOPELESS, RESTART_S, Service
+from stoker.launch.services import ASKED_TO_END, BEFORE_WORDS, HOPELESS, RESTART_S, Service
 
 _WAITING = """
 child= asked=
@@ -26,13 +27,15 @@ case " SETTLED " in *" $code "*) exit 0 ;; esac
 exit "$code"
 """.replace("SETTLED", " ".join(map(str, (*HOPELESS, *ASKED_TO_END))))
 
+_SHELL = ("/bin/sh", "-c", _WAITING, "stoker")
+
 
 def render_plist(service: Service) -> str:
     """Give the text of the property list."""
     log = os.path.join(service.folder, "state", f"{service.label}.log")
     listed = {
         "Label": service.label,
-        "ProgramArguments": ["/bin/sh", "-c", _WAITING, "stoker", *service.argv],
+        "ProgramArguments": [*_SHELL, *service.argv],
         "WorkingDirectory": service.folder,
         "EnvironmentVariables": dict(sorted(service.environment.items())),
         "RunAtLoad": True,
@@ -46,3 +49,12 @@ def render_plist(service: Service) -> str:
         "StandardErrorPath": log,
     }
     return plistlib.dumps(listed, sort_keys=False).decode()
+
+
+def plist_words(text: str) -> tuple[str, ...]:
+    """Give the words of a property list that we wrote; of one that says them otherwise, none."""
+    try:
+        argv = plistlib.loads(text.encode())["ProgramArguments"]
+    except (KeyError, TypeError, ValueError, plistlib.InvalidFileException, ExpatError):
+        return ()
+    return tuple(map(str, argv[len(_SHELL) + BEFORE_WORDS :])) if isinstance(argv, list) else ()

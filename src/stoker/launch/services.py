@@ -20,6 +20,8 @@ ASKED_TO_END = (130, 143)
 """Exit codes of a program that was interrupted or asked to end: it did what it was told."""
 WATCHDOG_S = 180
 """A program that has not said for so long that it lives is started again."""
+BEFORE_WORDS = 4
+"""So many words stand before those that somebody typed: python, -m, stoker and the kind."""
 RESTART_S = 5
 LONGEST_RESTART_S = 300
 _STOP_S = 90.0

@@ -9,10 +9,10 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from stoker.launch.launchd_plist import render_plist
+from stoker.launch.launchd_plist import plist_words, render_plist
 from stoker.launch.services import Service
-from stoker.launch.systemd_unit import WRITTEN_BY, render_unit, unit_name
-from stoker.launch.windows_schedule import render_schedule
+from stoker.launch.systemd_unit import WRITTEN_BY, render_unit, unit_name, unit_words
+from stoker.launch.windows_schedule import render_schedule, schedule_words
 from stoker.model.errors import BadInput
 from stoker.model.exits import MEANINGS
 from stoker.model.frozen import frozen
@@ -52,6 +52,9 @@ class Supervisor(Protocol):
     def is_ours(self, text: str) -> bool:
         """Whether a file that lies there was written by us."""
 
+    def words_in(self, text: str) -> tuple[str, ...]:
+        """Give the words after `stoker KIND` of a file that we wrote."""
+
     def path_of(self, label: str) -> str: ...
     def starting(self, label: str) -> tuple[Command, ...]:
         """Give the commands that make a written file count, now and after every boot."""
@@ -87,6 +90,9 @@ class Systemd:
 
     def is_ours(self, text: str) -> bool:
         return text.startswith(WRITTEN_BY)
+
+    def words_in(self, text: str) -> tuple[str, ...]:
+        return unit_words(text)
 
     def path_of(self, label: str) -> str:
         return os.path.join(self._folder, unit_name(label))
@@ -148,6 +154,9 @@ class Launchd:
     def is_ours(self, text: str) -> bool:
         return "<string>stoker</string>" in text
 
+    def words_in(self, text: str) -> tuple[str, ...]:
+        return plist_words(text)
+
     def path_of(self, label: str) -> str:
         return os.path.join(self._folder, f"{label}.plist")
 
@@ -198,6 +207,9 @@ class WindowsScheduler:
 
     def is_ours(self, text: str) -> bool:
         return "<URI>\\Stoker\\" in text
+
+    def words_in(self, text: str) -> tuple[str, ...]:
+        return schedule_words(text)
 
     def path_of(self, label: str) -> str:
         return os.path.join(self._folder, f"{label}.xml")

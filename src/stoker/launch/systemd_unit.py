@@ -6,8 +6,11 @@ command switches off. A path given to `WorkingDirectory=` is taken as it stands,
 
 from __future__ import annotations
 
+import re
+
 from stoker.launch.services import (
     ASKED_TO_END,
+    BEFORE_WORDS,
     HOPELESS,
     LONGEST_RESTART_S,
     RESTART_S,
@@ -18,6 +21,8 @@ from stoker.launch.services import (
 
 WRITTEN_BY = "# Written by stoker --install; stoker --uninstall removes it."
 """Its first line: a unit without it is somebody else's, and stays as it is."""
+
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
 def unit_name(label: str) -> str:
@@ -55,6 +60,13 @@ def render_unit(service: Service) -> str:
         "WantedBy=default.target",
     ]
     return "\n".join(lines) + "\n"
+
+
+def unit_words(text: str) -> tuple[str, ...]:
+    """Give the words of a unit that we wrote; of one that says them otherwise, none."""
+    command = next((line for line in text.splitlines() if line.startswith("ExecStart=")), "")
+    argv = [re.sub(r"\\(.)", r"\1", one.replace("%%", "%")) for one in _QUOTED.findall(command)]
+    return tuple(argv[BEFORE_WORDS:])
 
 
 def _ending(kind: Kind) -> list[str]:

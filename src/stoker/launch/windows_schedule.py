@@ -6,15 +6,17 @@ The scheduler knows no environment, so a line of Python sets it before the progr
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Mapping
 from xml.etree import ElementTree as ET
 
-from stoker.launch.services import Service
+from stoker.launch.services import BEFORE_WORDS, Service
 from stoker.model.errors import BadInput
 
 _SPACE = "http://schemas.microsoft.com/windows/2004/02/mit/task"
 _RESTARTS = 255
+_PIECES = re.compile(r'(\\*)(")|([ \t]+)|(\\+|[^\\ \t"]+)')
 
 
 def render_schedule(service: Service) -> str:
@@ -42,6 +44,35 @@ def render_schedule(service: Service) -> str:
     _put(root, "Actions", {"Exec": action})
     ET.indent(root)
     return '<?xml version="1.0" encoding="UTF-16"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
+
+
+def schedule_words(text: str) -> tuple[str, ...]:
+    """Give the words of an XML that we wrote; of one that says them otherwise, none."""
+    try:
+        root = ET.fromstring(text.partition("?>")[2])  # noqa: S314 - written by us, for this user
+    except ET.ParseError:
+        return ()
+    arguments = root.findtext(f".//{{{_SPACE}}}Arguments") or ""
+    return tuple(_split(arguments)[BEFORE_WORDS - 1 :])
+
+
+def _split(line: str) -> list[str]:
+    """Undo what `subprocess.list2cmdline` did: backslashes count only before a quote, and quotes keep spaces."""
+    words: list[str] = []
+    word: str | None = None
+    is_quoted = False
+    for backslashes, quote, space, plain in _PIECES.findall(line):
+        if space and not is_quoted:
+            words += [] if word is None else [word]
+            word = None
+            continue
+        word = (word or "") + (space or plain)
+        if quote:
+            word += "\\" * (len(backslashes) // 2)
+            is_literal = len(backslashes) % 2 == 1
+            word += '"' if is_literal else ""
+            is_quoted = is_quoted is is_literal
+    return words if word is None else [*words, word]
 
 
 def _beginning(environment: Mapping[str, str]) -> str:

@@ -25,6 +25,8 @@ from stoker.store.prune import carry_out
 from stoker.store.quarantine import list_quarantine
 from stoker.store.refs import refuse_if_refs_damaged
 from stoker.store.retention import Candidate, PruneDecision
+from stoker.worker.environments.pruning import Offer, drop
+from stoker.worker.environments.shelf import Shelf
 from stoker.worker.upkeep import FORGOTTEN_S, Cleared, Rubbish, remove_all, sweep_uploads
 
 QUARANTINE_S = 30 * 86400.0
@@ -69,6 +71,7 @@ class Folders:
     state: str
     scratch: str
     out: str
+    envs: str
     models: str
     """The cache of models that other programs share; empty if it is not known."""
 
@@ -81,6 +84,7 @@ class Findings:
     """Every record that has bytes."""
     decision: PruneDecision
     rubbish: Rubbish
+    environments: Offer
     young_bytes: int = 0
     """What of the decision is spared this time."""
 
@@ -107,6 +111,7 @@ def look_around(
         _scratch(folders.scratch, found.rubbish),
         _runs(folders.runs),
         _state(folders.state, now_s),
+        _environments(folders.envs, found.environments),
         *(_downloads(folders.models, now_s, all_of_ours=more.downloads) if folders.models else ()),
         Area(
             name="plain results",
@@ -117,13 +122,14 @@ def look_around(
     ]
 
 
-def clear(
+def clear(  # noqa: PLR0913 - every place, and what it takes to clear it up
     store: LocalStore,
     objects: ObjectStore,
     areas: Iterable[Area],
     found: Findings,
     *,
     leases: LeaseBook,
+    environments: Shelf,
     clock: Clock,
 ) -> Cleared:
     """Remove what may go, of every place. One thing that can't be removed does not keep the rest.
@@ -137,8 +143,10 @@ def clear(
         leases.drop_dead(key)
     uploads_bytes = sweep_uploads(store, objects)
     swept = carry_out(store, found.decision, clock=clock)
+    dropped = drop(environments, found.environments, clock=clock)
     return Cleared(
-        freed_bytes=cleared.freed_bytes + uploads_bytes + swept.freed_bytes, stuck=(*cleared.stuck, *swept.stuck)
+        freed_bytes=cleared.freed_bytes + uploads_bytes + swept.freed_bytes + dropped.freed_bytes,
+        stuck=(*cleared.stuck, *swept.stuck, *dropped.stuck),
     )
 
 
@@ -228,6 +236,20 @@ def _state(root: str, now_s: float) -> Area:
     )
     doomed = tuple(_measured([*indexes, *old]))
     return _area("state", root, doomed, goes=goes, stays="history, receipts and what was learnt")
+
+
+def _environments(root: str, offered: Offer) -> Area:
+    return Area(
+        name="environments",
+        path=root,
+        size_bytes=folder_bytes(root),
+        removable_bytes=offered.freed_bytes,
+        goes=_listed(
+            (len(offered.decision.removals), "environment", "environments"),
+            (len(offered.leftovers), "that nobody finished", "that nobody finished"),
+        ),
+        stays="--older-than and --max-envs let more go, none that is in use",
+    )
 
 
 def unfinished_bytes(cache: str) -> int:

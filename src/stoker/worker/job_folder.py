@@ -9,6 +9,7 @@
         logs/NODE.log   what each stage printed
         metrics/        curves: what each stage measured, step by step
         end.json        how it ended                                                    written once, last
+        said.log        of a fleet's attempt: what its own process wrote, if anything   put there when it is over
 
 Deleting a folder loses history, never results. A folder without an end whose process is gone is a failed job.
 """

@@ -5,9 +5,7 @@ In a thread of its own, and never in the way: a coordinator that knows no report
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Protocol
 
 from stoker.model.clock import Clock
@@ -15,6 +13,7 @@ from stoker.model.errors import StokerError
 from stoker.wire.asking import DoneView
 from stoker.wire.health import Found, MachineReport
 from stoker.wire.protocol import VERSION
+from stoker.worker.recurring import Recurring
 
 FIRST_S = 3.0
 """Let it say hello and begin its first job."""
@@ -30,30 +29,21 @@ class Reported(Protocol):
     def report(self, report: MachineReport) -> DoneView: ...
 
 
-class Reporting:
+class Reporting(Recurring):
     """Reports until it is closed."""
 
     def __init__(
         self, line: Reported, *, name: str, version: str, look: Callable[[], tuple[Found, ...]], clock: Clock
     ) -> None:
+        super().__init__("report", first_s=FIRST_S)
         self._line = line
         self._name = name
         self._version = version
         self._look = look
         self._clock = clock
         self._tries = 0
-        self._is_closed = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="stoker-report", daemon=True)
 
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """End it; a report that is on its way is not waited for."""
-        self._is_closed.set()
-
-    def tell(self) -> float:
+    def act(self) -> float:
         """Look and report once; say after how many seconds to do so again."""
         try:
             self._line.report(
@@ -72,10 +62,6 @@ class Reporting:
         self._tries = 0
         return DAY_S
 
-    def _work(self) -> None:
-        pause_s = FIRST_S
-        while not self._is_closed.wait(pause_s):
-            pause_s = DAY_S
-            # A look that fails is no reason to end: what it would have said is missing for a day.
-            with suppress(Exception):
-                pause_s = self.tell()
+    def _after(self, problem: Exception) -> float:
+        # What a look that failed would have said is missing for a day.
+        return DAY_S

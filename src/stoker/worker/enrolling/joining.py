@@ -3,7 +3,8 @@
     proven = begin(invitation, door)          # over TLS that proves nothing; the code's key proves the CA
     membership = finish(proven, name, door)   # over TLS of that CA alone
 
-Nothing is written before `finish` has its answer. A code that is mistyped and a stranger in between look alike at
+What is asked for is written down before it is asked, and what was given replaces it: who is killed in between goes on
+with `resume`, by the same code. A code that is mistyped and a stranger in between look alike at
 `begin`: the proof is not the one that this code makes. A stranger who only passes the first answer on is found at
 `finish`: they have no certificate of the proven CA.
 """
@@ -23,7 +24,7 @@ from stoker.host.http.failures import Reason
 from stoker.host.http.settings import FleetIdentity
 from stoker.host.http.unproven import UnprovenAnswer
 from stoker.model.clock import Clock
-from stoker.model.errors import NetworkFailed, StokerError
+from stoker.model.errors import BadAnswer, LocalFile, NetworkFailed, NoSpace, Refused, StokerError, Unavailable
 from stoker.model.fleet_errors import NoCoordinator, NotAllowed
 from stoker.model.frozen import frozen
 from stoker.model.names import is_node_name
@@ -49,11 +50,14 @@ from stoker.wire.refusals import no_coordinator_there, refusal
 from stoker.wire.speaking import Patience
 from stoker.wire.trust_calls import JOIN_BEGIN
 from stoker.worker.enrolling.invitation import Invitation
+from stoker.worker.enrolling.pending import Pending, drop_pending, read_pending, write_pending
 
 _ANSWER_S = 15.0
 _LONGEST_VERSION = 40
 _NOT_YET_VALID, _EXPIRED = 9, 10
 _OTHER_NAME = frozenset({62, 64})
+_ON_THE_WAY = frozenset({"clock", "host", "intercepted"})
+"""Reasons that are none of the coordinator's: it has not heard of the attempt."""
 
 
 class Door(Protocol):
@@ -128,6 +132,41 @@ def begin(invitation: Invitation, door: Door) -> Proven:
     )
 
 
+def resume(invitation: Invitation, name: str, door: Door, *, state: str) -> Membership | None:
+    """Go on with an attempt by this code that was cut off after its words were written down; nothing if none was.
+
+    Nothing, too, if the coordinator does not take those words any more: whoever asks begins anew then. `name` is the
+    one that is wanted now; empty: any.
+    """
+    pending = read_pending(state, invitation.code.id)
+    if pending is None or pending.url != invitation.url or name not in ("", pending.said.name):
+        return None
+    said, key = pending.said, join_key(invitation.code)
+    proof = finish_proof(key, nonce=said.nonce, server_nonce=said.server_nonce, name=said.name, csr_pem=said.csr_pem)
+    if not is_same_proof(proof, said.proof):
+        return None
+    proven = Proven(
+        url=invitation.url,
+        host=invitation.host,
+        code=invitation.code,
+        key=key,
+        nonce=said.nonce,
+        server_nonce=said.server_nonce,
+        ca_pem=pending.ca_pem,
+        role=pending.role,
+        name=said.name,
+        version="",
+        offset_s=0.0,
+    )
+    try:
+        return _complete(proven, said, pending.key_pem, door, state)
+    except (NotAllowed, Refused) as error:
+        if error.data.get("reason") in _ON_THE_WAY:
+            raise
+        drop_pending(state, said.id)
+        return None
+
+
 def finish(proven: Proven, name: str, door: Door, *, state: str) -> Membership:
     """Prove that we have the code, get what it is for, and keep it."""
     from stoker.host.tls.keys import make_csr, make_key  # noqa: PLC0415 - cryptography costs a tenth of a second
@@ -145,8 +184,20 @@ def finish(proven: Proven, name: str, door: Door, *, state: str) -> Membership:
             proven.key, nonce=proven.nonce, server_nonce=proven.server_nonce, name=name, csr_pem=csr_pem
         ),
     )
+    pending = Pending(url=proven.url, ca_pem=proven.ca_pem, role=proven.role, key_pem=key_pem, said=said)
+    write_pending(state, pending, now_s=door.clock.wall_s())
+    try:
+        return _complete(proven, said, key_pem, door, state)
+    except StokerError as error:
+        if not _is_open(error):
+            drop_pending(state, said.id)
+        raise
+
+
+def _complete(proven: Proven, said: JoinFinish, key_pem: str, door: Door, state: str) -> Membership:
+    """Say the words, keep what they bring, and only then forget them."""
     joined = _with_client(proven, door, lambda client: client.finish_join(said))
-    _check(joined, proven, name, csr_pem)
+    _check(joined, proven, said.name, said.csr_pem)
     given = Given(
         url=proven.url,
         name=joined.name,
@@ -159,7 +210,9 @@ def finish(proven: Proven, name: str, door: Door, *, state: str) -> Membership:
         joined_s=door.clock.wall_s(),
         expires_s=joined.expires_s,
     )
-    return write_joined(state, given)
+    membership = write_joined(state, given)
+    drop_pending(state, said.id)
+    return membership
 
 
 def _ask_begin(invitation: Invitation, said: JoinBegin, door: Door) -> JoinBegun:
@@ -187,6 +240,12 @@ def _with_client(proven: Proven, door: Door, act: Callable[[FleetClient], Joined
             return act(client)
         except NoCoordinator as error:
             raise _untrusted(error, proven) from error
+
+
+def _is_open(error: StokerError) -> bool:
+    """Say whether the coordinator may have taken the words although this came of it: no answer, or no room for it."""
+    is_answer = isinstance(error, BadAnswer) or bool(error.data.get("is_lasting"))
+    return isinstance(error, LocalFile | NoSpace | Unavailable) and not is_answer
 
 
 def _check(joined: Joined, proven: Proven, name: str, csr_pem: str) -> None:

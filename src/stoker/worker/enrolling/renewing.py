@@ -8,7 +8,6 @@ once, and asked again all the same: whoever forgot the machine may invite it aga
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
@@ -19,6 +18,7 @@ from stoker.model.errors import Bug, Damaged, LocalFile, StokerError
 from stoker.model.frozen import frozen
 from stoker.wire.enrolling import Joined, RenewCertificate
 from stoker.wire.joined import write_certificate
+from stoker.worker.recurring import Recurring
 
 RENEWED, NOT_RENEWED = "certificate_renewed", "certificate_not_renewed"
 _LONGEST_LOOK_S = 900.0
@@ -85,7 +85,7 @@ def renew(name: str, certificate_file: str, renewer: Renewer) -> Joined:
     return joined
 
 
-class Renewing:
+class Renewing(Recurring):
     """Keeps one machine's certificate fresh, in a thread of its own, until it is closed."""
 
     def __init__(
@@ -97,24 +97,15 @@ class Renewing:
         clock: Clock,
         tell: Callable[[str, dict[str, Any]], None],
     ) -> None:
+        super().__init__("certificate")
         self._name = name
         self._file = certificate_file
         self._renewer = renewer
         self._clock = clock
         self._tell = tell
-        self._is_closed = threading.Event()
         self._last_told = ""
-        self._thread = threading.Thread(target=self._work, name="stoker-certificate", daemon=True)
 
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """End it; a question that is open is not waited for."""
-        self._is_closed.set()
-
-    def look(self) -> float:
+    def act(self) -> float:
         """Renew if it is time, and say after how many seconds to look again."""
         pause_s = _LONGEST_PAUSE_S
         try:
@@ -131,15 +122,10 @@ class Renewing:
         self._tell(RENEWED, {"worker": self._name, "expires_s": joined.expires_s})
         return _SHORTEST_S
 
-    def _work(self) -> None:
-        pause_s = 0.0
-        while not self._is_closed.wait(pause_s):
-            try:
-                pause_s = self.look()
-            except Exception as problem:  # noqa: BLE001 - a thread that died would be silence until the certificate ends
-                pause_s = _LONGEST_PAUSE_S
-                with suppress(Exception):
-                    self._trouble(Bug(f"{type(problem).__name__}: {problem}"))
+    def _after(self, problem: Exception) -> float:
+        with suppress(Exception):
+            self._trouble(Bug(f"{type(problem).__name__}: {problem}"))
+        return _LONGEST_PAUSE_S
 
     def _trouble(self, error: StokerError) -> None:
         # Told once for each trouble: it is asked again many times.

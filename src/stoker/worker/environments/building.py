@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import re
 import shutil
 import subprocess
 import threading
@@ -14,6 +13,7 @@ from typing import IO, Protocol
 
 from stoker.host.durable import read_regular, translated
 from stoker.host.identity import ProcessIdentity
+from stoker.host.installed import package_folders
 from stoker.host.processes import Child, start
 from stoker.model.clock import Clock
 from stoker.model.frozen import frozen
@@ -25,7 +25,6 @@ from stoker.worker.environments.uv import uv_environment
 _LARGEST_TEXT_BYTES = 64 << 20
 _MOST_LINES = 2000
 _LOOK_EVERY_S = 0.2
-_DIST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._]*)-([^-]+)\.dist-info")
 
 
 @frozen
@@ -110,24 +109,9 @@ def commands(work: Build) -> Iterator[tuple[str, ...]]:
     yield (work.uv, "pip", "install", "--python", python, *wanted, *extras, *careful)
 
 
-def packages_in(prefix: str) -> dict[str, str]:
-    """Give the packages of an environment, or of an installation, with their versions, as their folders are called."""
-    found = (_DIST.fullmatch(os.path.basename(place)) for place in _told_in(prefix))
-    return {one[1].replace("_", "-").lower(): one[2] for one in found if one is not None}
-
-
 def size_of(venv: str) -> int:
     """Give how large an environment's packages are, as each wrote down itself."""
-    return sum(_recorded_bytes(os.path.join(place, "RECORD")) for place in _told_in(venv))
-
-
-def _told_in(prefix: str) -> Iterator[str]:
-    """Give the folders in which packages tell about themselves."""
-    for library in (os.path.join(prefix, "lib"), os.path.join(prefix, "local", "lib")):
-        for folder in _listed(library):
-            for packages in ("site-packages", "dist-packages") if folder.startswith("python3") else ():
-                place = os.path.join(library, folder, packages)
-                yield from (os.path.join(place, name) for name in _listed(place) if name.endswith(".dist-info"))
+    return sum(_recorded_bytes(os.path.join(place, "RECORD")) for place in package_folders(venv))
 
 
 def uv_of(venv: str) -> str:
@@ -144,13 +128,6 @@ def _recorded_bytes(path: str) -> int:
             return sum(int(size) for line in file if (size := line.rstrip().rpartition(",")[2]).isdecimal())
     except OSError:
         return 0
-
-
-def _listed(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
 
 
 def _own_packages(work: Build) -> list[str]:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from stoker.host.durable import read_regular, translated, write_file
+from stoker.host.folders import names_in
 from stoker.host.processes import Child, start
 from stoker.model.clock import Clock
 from stoker.model.errors import StokerError
@@ -51,12 +52,18 @@ class Interpreters:
         self._own_base = own_base
         self._clock = clock
         self._found: tuple[Python, ...] | None = None
+        self._found_s = 0.0
 
     def all(self) -> tuple[Python, ...]:
         """Give every interpreter, the preferred one first. Looked for once; asked are those that are new."""
         if self._found is None:
-            self._found = self._look()
+            self._found, self._found_s = self._look(), self._clock.monotonic_s()
         return self._found
+
+    def look_again(self, *, after_s: float) -> None:
+        """Look for them anew where the last look is so long ago: somebody may have put one there."""
+        if self._clock.monotonic_s() - self._found_s >= after_s:
+            self._found = None
 
     def platform(self, system: str, machine: str, libc: str) -> Platform:
         """Give this machine's platform."""
@@ -100,7 +107,7 @@ class Interpreters:
         )
         found = [*_in_folders(places), self._own_base]
         for root in (os.path.join(pyenv, "versions"), of_uv, "/opt/python"):
-            found += _in_folders(os.path.join(root, name, "bin") for name in _listed(root))
+            found += _in_folders(os.path.join(root, name, "bin") for name in names_in(root))
         by_file: dict[str, str] = {}
         for path in filter(None, found):
             by_file.setdefault(os.path.realpath(path), path)
@@ -124,15 +131,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _in_folders(folders: Iterable[str]) -> Iterator[str]:
     for folder in folders:
-        names = [name for name in _listed(folder) if _NAME.fullmatch(name)]
+        names = [name for name in names_in(folder) if _NAME.fullmatch(name)]
         yield from (os.path.join(folder, name) for name in sorted(names, key=lambda name: (name != "python3", name)))
-
-
-def _listed(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
 
 
 def _mark(path: str) -> str | None:

@@ -16,6 +16,7 @@ from typing import Any
 from stoker.hardware.interpreters import read_interpreter
 from stoker.host.durable import read_regular, write_file
 from stoker.host.identity import ProcessIdentity
+from stoker.host.installed import packages_in
 from stoker.host.interpreter import find_python
 from stoker.host.lockfile import Lock, read_owner
 from stoker.host.processes import stop_group
@@ -25,22 +26,23 @@ from stoker.model.frozen import changed
 from stoker.model.json_text import dumps, loads
 from stoker.model.platforms import Platform, tag_of
 from stoker.model.printable import one_line
-from stoker.wire.environments import choose, why_none
+from stoker.model.python_versions import fits
+from stoker.wire.environments import choose, no_python, why_none
 from stoker.wire.orders import EnvironmentChoice
 from stoker.worker.environments.answers import Answer, Failed, Impossible, Ready
-from stoker.worker.environments.building import Build, build, lay_out, packages_in, size_of, uv_of
+from stoker.worker.environments.building import Build, build, lay_out, size_of, uv_of
 from stoker.worker.environments.interpreters import Interpreters, Python
 from stoker.worker.environments.pruning import prune
 from stoker.worker.environments.shelf import FORGET_S, Shelf, key_of
 from stoker.worker.environments.sources import LOCK, gather
 from stoker.worker.environments.uv import Diagnosis, Trouble, diagnose, find_uv, without_secrets
-from stoker.worker.environments.versions import fits
 
 Say = Callable[[str], None]
 """Takes a line for the job's log."""
 PYTHON = "python"
 _OWN_FORGET_S = 600.0
 """An interpreter that was not there is looked for again after so long: somebody may have put it there."""
+_LOOK_AGAIN_S = 60.0
 _LOOK_EVERY_S = 0.25
 _TELL_EVERY_S = 0.5
 _LARGEST_BYTES = 1 << 20
@@ -76,14 +78,20 @@ class Maker:
         self._own_prefix = own_prefix
         self._clock = clock
 
-    @cached_property
+    @property
     def platform(self) -> Platform:
         """This machine."""
         about = os.uname()
-        return self.interpreters.platform(about.sysname, about.machine, _libc())
+        return self.interpreters.platform(about.sysname, about.machine, self._libc)
+
+    @cached_property
+    def _libc(self) -> str:
+        return _libc()
 
     def told(self) -> dict[str, Any]:
         """Give what a worker says of its environments, as fields of `wire.leasing.Holdings`."""
+        # Whoever lacks a Python is not asked for its jobs: so it has to notice by itself that it has one now.
+        self.interpreters.look_again(after_s=_LOOK_AGAIN_S)
         kept = self.shelf.all_kept()
         return {
             "platform": self.platform.name,
@@ -280,7 +288,7 @@ class Maker:
         return Ready(digest="", key="", interpreter=found.path, version=told.version, packages=packages)
 
     def _no_python(self, wish: str) -> str:
-        return f"no Python that is {wish or 'any'}: it has {', '.join(self.platform.pythons) or 'none'}"
+        return no_python(wish, self.platform.pythons)
 
     def _refuse(self, digest: str, why: str, *, for_s: float = FORGET_S) -> Impossible:
         found = Impossible(digest=digest, why=one_line(why, _LONGEST_LINE))

@@ -18,7 +18,9 @@ from contextlib import suppress
 from typing import Any
 
 from stoker.host.durable import read_regular, remove_tree, translated, write_file
-from stoker.host.identity import Liveness, ProcessIdentity, is_alive
+from stoker.host.folders import names_in
+from stoker.host.identity import ProcessIdentity
+from stoker.host.use_marks import living_marks
 from stoker.model.clock import Clock
 from stoker.model.digests import digest_value, is_digest
 from stoker.model.errors import StokerError
@@ -40,6 +42,9 @@ class Kept:
 
     key: str
     digest: str
+    version: str
+    """Of its Python."""
+    packages: int
     size_bytes: int
     seconds: float
     used_s: float
@@ -96,6 +101,13 @@ class Shelf:
         with suppress(OSError):
             os.utime(self._ready_path(key), (now_s, now_s))
 
+    def used_s(self, key: str) -> float | None:
+        """Give when an environment that is ready was used last."""
+        try:
+            return os.stat(self._ready_path(key)).st_mtime
+        except OSError:
+            return None
+
     def mark(self, key: str, owner: ProcessIdentity, name: str) -> None:
         """Say that a process runs in it: it is not taken away while that lives. `name` is unique to the use."""
         place = os.path.join(self.place(key), "in-use")
@@ -111,24 +123,7 @@ class Shelf:
 
     def is_used(self, key: str) -> bool:
         """Whether a process that marked it may still run; marks of those that are gone are taken away."""
-        place = os.path.join(self.place(key), "in-use")
-        try:
-            names = os.listdir(place)
-        except OSError:
-            return False
-        living = False
-        for name in names:
-            path = os.path.join(place, name)
-            try:
-                owner = ProcessIdentity.from_dict(loads(read_regular(path, _LARGEST_BYTES)))
-                is_gone = is_alive(owner) is Liveness.GONE
-            except (OSError, ValueError, KeyError, TypeError, StokerError):
-                is_gone = True
-            if is_gone:
-                with suppress(OSError):
-                    os.unlink(path)
-            living |= not is_gone
-        return living
+        return bool(living_marks(os.path.join(self.place(key), "in-use")))
 
     def refuse(self, found: Impossible, pythons: Sequence[str], *, for_s: float = FORGET_S) -> None:
         """Remember for a while that an environment can't be made with these interpreters."""
@@ -173,10 +168,16 @@ class Shelf:
             ready = self._read(key)
             if ready is None:
                 continue
-            with suppress(OSError):
-                used_s = os.stat(self._ready_path(key)).st_mtime
+            used_s = self.used_s(key)
+            if used_s is not None:
                 yield Kept(
-                    key=key, digest=ready.digest, size_bytes=ready.size_bytes, seconds=ready.seconds, used_s=used_s
+                    key=key,
+                    digest=ready.digest,
+                    version=ready.version,
+                    packages=len(ready.packages),
+                    size_bytes=ready.size_bytes,
+                    seconds=ready.seconds,
+                    used_s=used_s,
                 )
 
     def _read(self, key: str) -> Ready | None:
@@ -196,10 +197,7 @@ class Shelf:
         return os.path.join(self.folder, "impossible", digest)
 
     def _names(self, folder: str) -> list[str]:
-        try:
-            return sorted(name for name in os.listdir(folder) if is_digest(name))
-        except OSError:
-            return []
+        return [name for name in names_in(folder) if is_digest(name)]
 
 
 def _object(path: str) -> dict[str, Any] | None:

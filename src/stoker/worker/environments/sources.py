@@ -13,10 +13,11 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from stoker.host.durable import read_regular
+from stoker.host.folders import names_in
 from stoker.model.digests import digest_bytes, digest_value
 from stoker.model.errors import BadInput
 from stoker.model.frozen import frozen
@@ -204,7 +205,7 @@ class _Gathering:
         if "://" in word or word.startswith("/"):
             return
         place = self._below(word, named_in=path)
-        for name in sorted(_listed(os.path.join(self._project, place))):
+        for name in names_in(os.path.join(self._project, place)):
             if name.endswith(_ARCHIVES):
                 self._archive(os.path.join(place, name))
 
@@ -263,7 +264,8 @@ class _Gathering:
             data = read_regular(os.path.realpath(os.path.join(self._project, place)), limit_bytes)
         except FileNotFoundError:
             wants = f", and {needed_by} needs it" if needed_by else ""
-            raise BadInput(f"there is no file {place}{wants}") from None
+            hint = "`uv lock` makes it" if place.endswith("uv.lock") else "check the spelling"
+            raise BadInput(f"there is no file {place}{wants}", hint=hint) from None
         except OSError as error:
             raise BadInput(f"{place} can't be read: {(error.strerror or str(error)).lower()}") from None
         self.digests[place] = str(digest_bytes(data))
@@ -296,13 +298,6 @@ def _is_folder(line: str) -> bool:
     found = _EDITABLE.match(line)
     where = found[1] if found else line if _is_path(line) else ""
     return bool(where) and "://" not in where and not where.partition(" ")[0].endswith(_ARCHIVES)
-
-
-def _listed(folder: str) -> Iterable[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return ()
 
 
 def _plain(value: Any) -> Any:

@@ -49,7 +49,7 @@ _OURS = (
     "VIRTUAL_ENV",
 )
 _LONGEST_WHY = 300
-_BEGINNING = re.compile(r"^[×╰─▶│├→ ]*(?:(?:error|cause): )?")
+_BEGINNING = re.compile(r"^[×╰─▶│├→ ]*(?:error: )?")
 _SECRETS = re.compile(r"(?<=://)[^/@\s]*@")
 _CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _NO_WHEEL = re.compile(
@@ -138,4 +138,4 @@ def _reason(lines: Sequence[str], about: re.Pattern[str] | None) -> str:
         begin = next((at for at, line in enumerate(clean) if about.search(line)), None)
     told = clean[begin:] if begin is not None else clean[-3:]
     words = " ".join(_BEGINNING.sub("", line) for line in told if not line.startswith("hint: "))
-    return one_line(words, _LONGEST_WHY)
+    return one_line(words.removeprefix("cause: ").replace(" cause: ", ": "), _LONGEST_WHY)

@@ -14,8 +14,8 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion
 
 from stoker.model.platforms import Platform, tag_of
+from stoker.model.python_versions import fits
 from stoker.worker.environments.lock_file import Lock, LockedPackage, Needed
-from stoker.worker.environments.versions import fits
 
 _OLDEST_GLIBC_MINOR = 5
 _LEGACY = {(2, 5): "manylinux1", (2, 12): "manylinux2010", (2, 17): "manylinux2014"}

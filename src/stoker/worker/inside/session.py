@@ -123,6 +123,8 @@ class ExecSession:
                 ended = self._see_through(seat, found.hidden)
             finally:
                 self._kill(seat)
+                # Before its descriptors are closed: the system gives their numbers to others.
+                self._over.set()
                 with self._lock:
                     seat.close()
         finally:
@@ -210,13 +212,17 @@ class ExecSession:
                 return
             if (heard.rows, heard.columns) != (rows, columns):
                 rows, columns = heard.rows, heard.columns
-                seat.resize(rows, columns)
+                self._while_seated(lambda: seat.resize(rows, columns))  # noqa: B023 - called at once
             self._type(seat, heard.data)
             offset += len(heard.data)
             if heard.is_eof and not is_eof:
                 is_eof = True
-                with self._lock:
-                    seat.end_input()
+                self._while_seated(seat.end_input)
+
+    def _while_seated(self, act: Callable[[], None]) -> None:
+        with self._lock:
+            if not self._over.is_set():
+                act()
 
     def _type(self, seat: Seat, data: bytes) -> None:
         while data and not self._over.is_set():

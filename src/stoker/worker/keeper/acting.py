@@ -219,10 +219,19 @@ class Acting:
         now_s = self._hands.site.clock.boottime_s()
         if isinstance(begun, Refusal):
             self._hands.report(
-                NotBegun(now_s=now_s, token=token, reason=begun.reason, message=begun.message, lasts=begun.lasts)
+                NotBegun(
+                    now_s=now_s,
+                    token=token,
+                    reason=begun.reason,
+                    message=begun.message,
+                    lasts=begun.lasts,
+                    has_brought=underway.has_brought,
+                )
             )
         elif begun is not None:
-            self._hands.report(Began(now_s=now_s, token=token, child=begun, run=underway.run))
+            self._hands.report(
+                Began(now_s=now_s, token=token, child=begun, run=underway.run, has_brought=underway.has_brought)
+            )
             self._report_end(token, underway)
 
     def _bring(self, lease: Lease, underway: Underway, stop: threading.Event) -> None:

@@ -158,7 +158,7 @@ def _take_answer(turn: Turn, answered: Answered) -> None:
         is_renewing=False,
         heartbeat_s=answer.heartbeat_s,
         lease_s=answer.lease_s,
-        renew_at_s=answered.asked_s + answer.heartbeat_s,
+        renew_at_s=answered.now_s if answer.wants_holdings else answered.asked_s + answer.heartbeat_s,
     )
     _hear_closed(turn, answer.closed)
     orders = {(order.job, order.epoch): order for order in answer.orders}
@@ -205,14 +205,22 @@ def _take_silence(turn: Turn, unanswered: Unanswered) -> None:
         turn.now_knows(is_known=False)
         turn.do(Greet())
     keeping = turn.keeping
-    if not keeping.is_away:
-        turn.tell("away", why=str(unanswered.error), held=len(keeping.leases))
+    # What will not pass by itself is told even to who knows already that nobody answers.
+    is_lasting = bool(unanswered.error.data.get("is_lasting"))
+    if not keeping.is_away or (is_lasting and not keeping.is_barred):
+        about = {"hint": unanswered.error.hint} if is_lasting else {}
+        turn.tell("away", None, why=str(unanswered.error), held=len(keeping.leases), **about)
+    turn.now_knows(is_barred=keeping.is_barred or is_lasting)
     first_s = _LONGEST_PAUSE_S if isinstance(unanswered.error, RateLimited) else _FIRST_PAUSE_S
     # With leases to lose, it is asked at least three times before the first of them ends.
     longest_s = min(_LONGEST_PAUSE_S, keeping.lease_s / 4)
     again_s = turn.now_s + pause_s(keeping.misses, unanswered.jitter, first_s=first_s, longest_s=longest_s)
     if unanswered.was_claim:
-        turn.now_knows(asking=None, is_called_back=False, ask_at_s=again_s, misses=keeping.misses + 1)
+        # It may have been started anew, and forgotten what only a heartbeat says: that is not left for later.
+        renew_at_s = keeping.renew_at_s if keeping.is_away else min(keeping.renew_at_s, again_s)
+        turn.now_knows(
+            asking=None, is_called_back=False, ask_at_s=again_s, renew_at_s=renew_at_s, misses=keeping.misses + 1
+        )
     else:
         turn.now_knows(is_renewing=False, renew_at_s=again_s, misses=keeping.misses + 1)
 
@@ -227,6 +235,7 @@ def _take_fatal(turn: Turn, fatal: Fatal) -> None:
 
 
 def _take_begin(turn: Turn, began: Began) -> None:
+    turn.now_knows(has_news=turn.keeping.has_news or began.has_brought)
     lease = turn.lease(began.token)
     if lease is None:
         return
@@ -241,6 +250,7 @@ def _take_begin(turn: Turn, began: Began) -> None:
 
 
 def _take_refusal(turn: Turn, refused: NotBegun) -> None:
+    turn.now_knows(has_news=turn.keeping.has_news or refused.has_brought)
     lease = turn.lease(refused.token)
     if lease is None or lease.phase is not Phase.STARTING:
         return
@@ -350,7 +360,7 @@ def _give_all_back(turn: Turn, why: str) -> None:
 def _hear_voice(turn: Turn) -> None:
     if turn.keeping.is_away:
         turn.tell("back")
-    turn.now_knows(misses=0)
+    turn.now_knows(misses=0, is_barred=False)
 
 
 def _hear_closed(turn: Turn, why: str) -> None:

@@ -78,6 +78,8 @@ class Began:
     token: Token
     child: ProcessIdentity
     run: str
+    has_brought: bool = False
+    """The machine has something now that it had not: code, data, an environment."""
 
 
 @frozen
@@ -90,6 +92,7 @@ class NotBegun:
     message: str
     lasts: bool = False
     """It stays so until something is done on this machine."""
+    has_brought: bool = False
 
 
 @frozen

@@ -4,7 +4,7 @@
         lock            held by the worker of this name
         journal.json    its incarnation and what it holds, written before a child gets its assignment
         leases/RUN      until when each attempt may run: the child reads it
-        said/…          what children wrote to their standard error
+        said/…          what children write to their standard error, until it lies in their attempt's folder
         spool/…         archives on their way
 
 A successor finds a child by number, start and boot, never by the number alone. Nothing here has to survive a power cut:
@@ -63,8 +63,10 @@ class Journal:
         self._path = os.path.join(folder, "journal.json")
 
     def open(self) -> None:
-        """Make the folders, and clear what an earlier keeper was packing when it was killed."""
+        """Make the folders, and clear what an earlier keeper was packing or hearing when it was killed."""
         remove_tree(self.spool_folder)
+        # A child of its may still write there: into a file that goes with it, and that nobody would find.
+        remove_tree(self.said_folder)
         with translated(self.folder):
             for folder in (self.folder, self.said_folder, os.path.join(self.folder, "leases")):
                 os.makedirs(folder, mode=0o700, exist_ok=True)

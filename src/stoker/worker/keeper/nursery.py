@@ -20,6 +20,8 @@ from stoker.model.clock import Clock
 from stoker.model.errors import ProcessLost
 from stoker.worker.attempt.assignment import Assignment
 
+SAID_FILE = "said.log"
+"""In an attempt's folder: what its own process wrote, where it wrote anything."""
 _LAST_WORDS_BYTES = 2000
 _LOOK_EVERY_S = 0.25
 
@@ -47,11 +49,14 @@ class Ward:
             return ""
         return lines[-1] if lines else ""
 
-    def forget(self) -> None:
-        """Remove what it said, if it was nothing."""
+    def forget(self, folder: str) -> None:
+        """Put what it said into its attempt's folder, to go when that goes; nothing of it stays with the worker."""
+        if not self._said_path:
+            return
         with suppress(OSError):
-            if self._said_path and not os.path.getsize(self._said_path):
-                os.unlink(self._said_path)
+            if os.path.getsize(self._said_path):
+                os.replace(self._said_path, os.path.join(folder, SAID_FILE))
+        _remove(self._said_path)
 
     def _watch(self, clock: Clock) -> None:
         if sys.platform == "linux":
@@ -92,7 +97,7 @@ class Nursery:
         """See that a child waits for the next assignment."""
         with self._lock:
             if self._spare is not None and self._spare[0].poll() is not None:
-                self.dismiss(self._spare[0])
+                self.dismiss(*self._spare)
                 self._spare, self._may_keep = None, False
             if self._spare is None and self._may_keep:
                 self._spare = self._start()
@@ -105,7 +110,7 @@ class Nursery:
             if spare is not None and spare[0].poll() is None:
                 return spare
             if spare is not None:
-                self.dismiss(spare[0])
+                self.dismiss(*spare)
             return self._start()
 
     def hand(self, child: Child, assignment: Assignment) -> None:
@@ -118,20 +123,19 @@ class Nursery:
         except OSError as error:
             raise ProcessLost(f"the attempt's process is gone before it began: {error}") from error
 
-    def dismiss(self, child: Child) -> None:
-        """Let a child go that was given nothing."""
+    def dismiss(self, child: Child, said_path: str) -> None:
+        """Let a child go that was given nothing, with whatever it said."""
         if child.stdin is not None:
             child.stdin.close()
         child.stop(grace_s=1.0)
+        _remove(said_path)
 
     def close(self) -> None:
         """Let the spare one go."""
         with self._lock:
             spare, self._spare = self._spare, None
         if spare is not None:
-            self.dismiss(spare[0])
-            with suppress(OSError):
-                os.unlink(spare[1])
+            self.dismiss(*spare)
 
     def _start(self) -> tuple[Child, str]:
         import subprocess  # noqa: PLC0415 - a constant of it
@@ -148,3 +152,8 @@ class Nursery:
                 stderr=said,
             )
         return child, said_path
+
+
+def _remove(path: str) -> None:
+    with suppress(OSError):
+        os.unlink(path)

@@ -239,6 +239,11 @@ class Questions:
             )
             answer = self._lines.words.renew(renewal)
             self._told = held
+            if answer.wants_holdings:
+                self._told = None
+                # Who has nothing to tell, or told it in vain, speaks again in its usual time.
+                can_tell = held is not None and renewal.holdings is None
+                answer = answer.model_copy(update={"wants_holdings": can_tell})
             tokens = tuple(one.token() for one in leases)
             return Answered(now_s=self._clock.boottime_s(), asked_s=asked_s, tokens=tokens, answer=answer)
 

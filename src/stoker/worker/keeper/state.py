@@ -127,6 +127,8 @@ class Keeping:
     lease_s: float = 90.0
     renew_at_s: float = 0.0
     is_renewing: bool = False
+    has_news: bool = False
+    """What the machine has is another than it told last: a heartbeat is due, however young the last one is."""
     asking: int | None = None
     """How many jobs the open question is for, 0 if it only listens for orders; nothing: none is open."""
     is_called_back: bool = False
@@ -134,6 +136,8 @@ class Keeping:
     ask_at_s: float = 0.0
     misses: int = 0
     """How many questions in a row nobody answered."""
+    is_barred: bool = False
+    """It was told that they will not be answered before somebody does something: the fleet has another CA."""
     taken: int = 0
     """How many jobs it was given since it started."""
     closed: Mapping[str, str] = fresh(factory=dict)

@@ -143,11 +143,12 @@ class Turn:
         return has_reason and keeping.is_known and keeping.asking is None and self.now_s >= keeping.ask_at_s
 
     def _may_renew(self, keeping: Keeping) -> bool:
-        is_due = keeping.is_known and not keeping.is_renewing and self.now_s >= keeping.renew_at_s
+        is_time = keeping.has_news or self.now_s >= keeping.renew_at_s
+        is_due = keeping.is_known and not keeping.is_renewing and is_time
         return is_due and keeping.leaving is not Leaving.NOW
 
     def _renew(self) -> None:
-        self.now_knows(is_renewing=True)
+        self.now_knows(is_renewing=True, has_news=False)
         self.do(Renew())
 
     def end_leases(self) -> None:

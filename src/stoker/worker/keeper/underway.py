@@ -80,6 +80,8 @@ class Underway:
         self.run = ""
         self.prepared = 0
         """Grows as long as it gets on with what the attempt needs."""
+        self.has_brought = False
+        """Whether the machine got something for it that it had not."""
         self.says = ""
         """What it is doing before it starts."""
 
@@ -128,7 +130,7 @@ class Underway:
             except StokerError as error:
                 self._give_user_back()
                 self._leave()
-                site.nursery.dismiss(child)
+                site.nursery.dismiss(child, said_path)
                 return Refusal(reason="start", message=str(error))
             self._ward = Ward(child.identity, child, said_path)
             return child.identity
@@ -188,7 +190,7 @@ class Underway:
         if self.run:
             self._lease_file(self.run).remove()
         if self._ward is not None:
-            self._ward.forget()
+            self._ward.forget(self.folder.path)
         self._leave()
 
     def _bring(self) -> Held | Refusal | None:
@@ -201,6 +203,7 @@ class Underway:
         before = self.prepared
 
         def heed(told: Told) -> None:
+            self.has_brought = True
             self.prepared = max(self.prepared, before + told.count)
             self.says = told.says or self.says
             self.hear(told.line)

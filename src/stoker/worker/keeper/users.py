@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from stoker.host.acting_as import acting_as
 from stoker.host.durable import read_regular, translated, write_file
+from stoker.host.folders import PASSED_THROUGH
 from stoker.host.lockfile import Lock
 from stoker.host.other_user import OtherUser, why_not_allowed
 from stoker.host.user_processes import end_everybody_of, is_of_a_job, processes_of
@@ -26,9 +27,8 @@ USERS = "users"
 _LARGEST_BYTES = 200
 # Everything else of a home is for its owner alone. What lies in these is passed through or read, and never listed but
 # environments, which are the same for all jobs.
-_PASSED_THROUGH = 0o711
 _CLOSED = ("fleet", "runs", "state", "store")
-_OPEN = {"scratch": _PASSED_THROUGH, "workspaces": _PASSED_THROUGH, "envs": 0o755}
+_OPEN = {"scratch": PASSED_THROUGH, "workspaces": PASSED_THROUGH, "envs": 0o755}
 
 
 class UserPool:
@@ -140,10 +140,11 @@ def seal_home(home: str) -> None:
         for name in _CLOSED:
             # Made now, or whoever makes it later would leave it open.
             os.makedirs(os.path.join(home, name), exist_ok=True)
-        for entry in os.scandir(home):
-            if entry.name not in _OPEN and not entry.is_symlink():
-                os.chmod(entry.path, 0o700 if entry.is_dir() else 0o600)
-        os.chmod(home, _PASSED_THROUGH)
+        with os.scandir(home) as entries:
+            for entry in entries:
+                if entry.name not in _OPEN and not entry.is_symlink():
+                    os.chmod(entry.path, 0o700 if entry.is_dir() else 0o600)
+        os.chmod(home, PASSED_THROUGH)
 
 
 def why_unreachable(folder: str, user: OtherUser) -> str:

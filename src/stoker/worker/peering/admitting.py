@@ -25,24 +25,28 @@ class Admitting:
     def __init__(self, ask: Callable[[], Iterable[str]], *, clock: Clock) -> None:
         self._ask = ask
         self._clock = clock
-        self._turn = threading.Lock()
+        self._asking = threading.Lock()
         self._known: frozenset[str] = frozenset()
         self._heard_s: float | None = None
         self._asked_s: float | None = None
 
     def admits(self, serial: str) -> bool:
         """Say whether a certificate counts now. `Unavailable` where nobody can say."""
-        with self._turn:
-            now_s = self._clock.monotonic_s()
-            is_fresh = self._heard_s is not None and now_s - self._heard_s < FRESH_S
-            if not is_fresh or serial not in self._known:
-                self._look(now_s)
-            if self._heard_s is None or self._clock.monotonic_s() - self._heard_s > STALE_S:
-                raise Unavailable("the coordinator can't be asked which machines belong to the fleet")
-            return serial in self._known
+        if not self._is_known(serial):
+            # One asks; nobody who is known waits for the answer.
+            with self._asking:
+                if not self._is_known(serial):
+                    self._look()
+        if self._heard_s is None or self._clock.monotonic_s() - self._heard_s > STALE_S:
+            raise Unavailable("the coordinator can't be asked which machines belong to the fleet")
+        return serial in self._known
 
-    def _look(self, now_s: float) -> None:
-        if self._asked_s is not None and now_s - self._asked_s < AGAIN_S:
+    def _is_known(self, serial: str) -> bool:
+        is_fresh = self._heard_s is not None and self._clock.monotonic_s() - self._heard_s < FRESH_S
+        return is_fresh and serial in self._known
+
+    def _look(self) -> None:
+        if self._asked_s is not None and self._clock.monotonic_s() - self._asked_s < AGAIN_S:
             return
         try:
             self._known = frozenset(self._ask())

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import Callable
 
-from stoker.host.http.addresses import read_address
+from stoker.host.http.addresses import is_this_computer, read_address
 from stoker.host.http.client import Urllib3Transport
 from stoker.host.http.exchange import Transport
 from stoker.host.http.settings import FleetIdentity, HttpSettings
@@ -20,6 +19,9 @@ from stoker.worker.shipping.origins import TreeLine
 _PATIENCE = Patience(answer_s=15.0, silence_s=20.0, retry_s=0.0)
 CONNECT_S = 3.0
 """A machine that can't be reached costs so much: then the coordinator is asked."""
+UNHEARD_S = 5.0
+"""After a long cut, whoever sends tries again ever more seldom: who receives must not wait for that, but connect anew.
+So long is less than what a slow program may take, and more than a network takes to lose and repeat some packets."""
 
 
 def peer_opener(
@@ -29,15 +31,16 @@ def peer_opener(
 
     def open_peer(place: Place) -> tuple[TreeLine, Transport] | None:
         is_secure = place.url.startswith("https://")
-        if not is_secure and not is_loopback(read_address(place.url).origin.host):
+        own = identity if identity is not None and identity.certificate_file else None
+        # Plain only in a fleet of one machine: in any other, somebody's word could have us ask at an address of ours.
+        if is_secure is (own is None) or not (is_secure or is_this_computer(read_address(place.url).origin.host)):
             return None
-        if is_secure and (identity is None or not identity.certificate_file):
-            return None
-        meant = changed(identity, machine=place.machine) if is_secure and identity is not None else None
+        meant = changed(own, machine=place.machine) if own is not None else None
         settings = HttpSettings(
             connect_s=CONNECT_S,
             head_s=30.0,
             read_s=20.0,
+            unheard_s=UNHEARD_S,
             # A machine of the same network is asked by itself, never by way of a proxy.
             no_proxy=("*",),
             fleet=meant,
@@ -49,21 +52,12 @@ def peer_opener(
     return open_peer
 
 
-def is_loopback(host: str) -> bool:
-    """Say whether an address leads nowhere but to this machine."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
 def own_address_towards(url: str) -> str:
     """Give the address of this machine from which a coordinator is reached: where its neighbours may reach us.
 
     Nothing is sent. Empty if there is no way there.
     """
     address = read_address(url).origin
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_DGRAM)
         family, _, _, _, target = found[0]

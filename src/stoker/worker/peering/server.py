@@ -21,6 +21,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
+from stoker.host.http.addresses import is_this_computer
 from stoker.host.tls.peer import read_peer
 from stoker.model.clock import Clock
 from stoker.model.digests import is_digest
@@ -31,9 +32,8 @@ from stoker.wire.codec import from_json
 from stoker.wire.contents import DigestsAsk
 from stoker.wire.packs import frame
 from stoker.wire.protocol import VERSION, VERSION_HEADER
+from stoker.wire.ranges import read_range
 from stoker.worker.peering.pace import Pace
-from stoker.worker.peering.ranges import read_range
-from stoker.worker.peering.reaching import is_loopback
 from stoker.worker.peering.shelf import Given, Shelf
 from stoker.worker.peering.strangers import Strangers, shake_hands
 
@@ -67,7 +67,7 @@ class PeerServer:
         Without that only on loopback: `BadInput` elsewhere. `admits` says of a certificate's number, with every
         question, whether it was not taken back.
         """
-        if contexts is None and not is_loopback(host):
+        if contexts is None and not is_this_computer(host):
             raise BadInput(f"trees are given to other machines over TLS alone, not at {host}")
         self._server = _Server(host, port, shelf, clock, contexts, Pace(most_bytes_s, clock))
         self._server.admits = admits

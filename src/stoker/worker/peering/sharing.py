@@ -9,13 +9,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from stoker.host.durable import read_regular
-from stoker.host.http.addresses import read_address
+from stoker.host.http.addresses import is_this_computer, read_address
 from stoker.host.http.settings import FleetIdentity
 from stoker.host.tls.contexts import load_server, server_context
 from stoker.model.clock import Clock
 from stoker.model.errors import LocalFile, StokerError
 from stoker.store.local import LocalStore
-from stoker.worker.peering.reaching import is_loopback, own_address_towards
+from stoker.worker.peering.reaching import own_address_towards
 
 if TYPE_CHECKING:
     from stoker.worker.peering.server import PeerServer
@@ -40,7 +40,7 @@ def share_trees(
     from stoker.worker.peering.server import PeerServer  # noqa: PLC0415 - a server is only imported where one runs
     from stoker.worker.peering.shelf import Shelf  # noqa: PLC0415
 
-    is_local = is_loopback(read_address(url).origin.host)
+    is_local = is_this_computer(read_address(url).origin.host)
     contexts: Callable[[], ssl.SSLContext] | None = None
     host = own_address_towards(url)
     if not host:

@@ -22,13 +22,13 @@ from stoker.model.frozen import frozen
 from stoker.store.download.partial import read_beside
 from stoker.store.download.places import PART, SIDECAR
 from stoker.store.download.sidecar import Sidecar
-from stoker.store.held import tree_key
+from stoker.store.held import named_tree
 from stoker.store.listing import listing_bytes
 from stoker.store.local import LocalStore
 from stoker.store.objects.local import LocalObjects
-from stoker.store.putting import put_key
 from stoker.store.records import Record
-from stoker.wire.contents import MOST_LISTING_BYTES, PACKED_BYTES
+from stoker.wire.contents import MOST_LISTING_BYTES, PACK_BYTES, PACKED_BYTES
+from stoker.wire.packs import HEAD_BYTES
 
 _REMEMBERED = 64
 
@@ -56,11 +56,10 @@ class Shelf:
     def listing(self, tree: str) -> bytes:
         """Give a tree's listing. `NotFound` if it is neither here nor on its way."""
         if is_digest(tree):
-            for key in (tree_key(tree), put_key(Digest(tree))):
-                found = self._store.peek(key)
-                if isinstance(found, Record) and not found.is_tombstone:
-                    self._remember(found)
-                    return listing_bytes(found.tree)
+            found = named_tree(self._store, tree)
+            if found is not None:
+                self._remember(found)
+                return listing_bytes(found.tree)
             with suppress(OSError):
                 return read_regular(os.path.join(self._store.places.incoming, f"{tree}.listing"), MOST_LISTING_BYTES)
         raise NotFound(f"no tree {tree[:12]} here")
@@ -84,16 +83,20 @@ class Shelf:
         return self._find_growing(digest)
 
     def small(self, digests: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
-        """Give those of these small files that are here."""
+        """Give those of these small files that are here, as many as a pack has room for: who wants more asks again."""
+        given_bytes = 0
         for digest in dict.fromkeys(digests):
             data = self._of_record(digest)
             if data is None:
-                with suppress(NotFound, StokerError):
+                with suppress(StokerError):
                     size_bytes = self._objects.size(Digest(digest))
                     if size_bytes is not None and size_bytes <= PACKED_BYTES:
                         with self._objects.open(Digest(digest)) as file:
                             data = file.read()
             if data is not None:
+                given_bytes += HEAD_BYTES + len(data)
+                if given_bytes > PACK_BYTES:
+                    return
                 yield digest, data
 
     def _find_growing(self, digest: str) -> Given | None:

@@ -43,13 +43,14 @@ from stoker.worker.preparing.repositories import fetch_to_shelf, repository_name
 from stoker.worker.preparing.taking_in import take_in
 from stoker.worker.preparing.telling import READY, REFUSED, Told
 from stoker.worker.shipping.origins import Origins
+from stoker.worker.shipping.pauses import Pauses
 from stoker.worker.shipping.tree_receiving import Outlook, receive_tree
 
 _TELL_EVERY_S = 0.25
 _PULSE_EVERY_S = 1.0
 _PATIENCE_S = 120.0
 """How long who has something may be away, without a byte of it."""
-_PAUSE_S = 2.0
+_PAUSE_S = 1.0
 DATA, ENVIRONMENT, DISK, PREPARING = "data", "environment", "disk", "preparing"
 """Reasons of a refusal."""
 
@@ -175,6 +176,7 @@ class Bringing:
         """Do it, again and again while whoever has it is away: what came is kept. Not for ever without a byte."""
         clock, count = self._bench.clock, self._count
         silent_since_s = clock.monotonic_s()
+        pauses = Pauses(first_s=_PAUSE_S, longest_s=_PAUSE_S)
         while True:
             try:
                 act()
@@ -186,7 +188,7 @@ class Bringing:
                 if clock.monotonic_s() - silent_since_s > _PATIENCE_S:
                     raise
                 self._tell(f"waits: {error.message}", is_line=True)
-                self._bench.stop.sleep(_PAUSE_S, clock)
+                self._bench.stop.sleep(pauses.failed(), clock)
             else:
                 return
 

@@ -11,25 +11,25 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 
-from stoker.host.durable import read_regular, remove_tree, translated, write_file
-from stoker.host.identity import Liveness, ProcessIdentity, is_alive
+from stoker.host.durable import remove_tree, translated, write_file
+from stoker.host.folders import make_passed_through, names_in
+from stoker.host.identity import ProcessIdentity, of_pid
+from stoker.host.use_marks import living_marks
 from stoker.model.clock import Clock
-from stoker.model.digests import Digest, is_digest
-from stoker.model.errors import StokerError
-from stoker.model.json_text import dumps, loads
+from stoker.model.digests import is_digest
+from stoker.model.json_text import dumps
+from stoker.store.held import named_tree
 from stoker.store.local import LocalStore
 from stoker.store.local_files import note_file
-from stoker.store.putting import put_key
 from stoker.store.records import Record
 from stoker.worker.shipping.checkouts import check_out
 
-_PASSED_THROUGH = 0o711
-_LARGEST_BYTES = 1 << 20
 _counter = itertools.count()
-_NEW = ".new-"
+NEW = ".new-"
+"""Before the number of the process that makes a folder."""
 REPOSITORY = "repo-"
 _OLD_S = 30 * 24 * 3600.0
 """A repository's folder that nobody opened for so long goes; what it shares with the hub's cache stays there."""
@@ -49,10 +49,8 @@ class DataShelf:
         place = self.place(str(record.digest))
         if os.path.isdir(place):
             return place
-        with translated(self.folder):
-            os.makedirs(self.folder, exist_ok=True)
-            os.chmod(self.folder, _PASSED_THROUGH)
-        making = os.path.join(self.folder, f"{_NEW}{os.getpid()}-{next(_counter)}")
+        make_passed_through(self.folder)
+        making = os.path.join(self.folder, f"{NEW}{os.getpid()}-{next(_counter)}")
         try:
             check_out(self._store, record, making, is_writable=False)
             with translated(place):
@@ -92,11 +90,11 @@ class DataShelf:
 
     def prune(self) -> None:
         """Take away what the store no longer has and nobody reads."""
-        used = set(self._in_use())
-        for name in _names(self.folder):
-            is_over = is_digest(name) and not self._is_kept(name)
+        used = {str(name) for told in living_marks(self._used, lambda told: told["owner"]) for name in told["names"]}
+        for name in names_in(self.folder):
+            is_over = is_digest(name) and named_tree(self._store, name) is None
             is_over |= name.startswith(REPOSITORY) and self._is_old(name)
-            is_over |= name.startswith(_NEW) and _is_left(name)
+            is_over |= name.startswith(NEW) and _is_left(name)
             if is_over and name not in used:
                 remove_tree(self.place(name))
 
@@ -105,23 +103,6 @@ class DataShelf:
             return self._clock.wall_s() - os.stat(self.place(name)).st_mtime > _OLD_S
         except OSError:
             return False
-
-    def _is_kept(self, tree: str) -> bool:
-        found = self._store.peek(put_key(Digest(tree)))
-        return isinstance(found, Record) and not found.is_tombstone
-
-    def _in_use(self) -> Iterator[str]:
-        for run in _names(self._used):
-            try:
-                told = loads(read_regular(os.path.join(self._used, run), _LARGEST_BYTES))
-                is_gone = is_alive(ProcessIdentity.from_dict(told["owner"])) is Liveness.GONE
-                names = [str(name) for name in told["names"]]
-            except (OSError, ValueError, KeyError, TypeError, StokerError):
-                is_gone, names = True, []
-            if is_gone:
-                self.unmark(run)
-            else:
-                yield from names
 
     def _note(self, record: Record, place: str) -> None:
         """Remember what every file holds: it was verified on its way, and need not be read to be known."""
@@ -135,12 +116,5 @@ class DataShelf:
 
 
 def _is_left(name: str) -> bool:
-    pid = name.removeprefix(_NEW).partition("-")[0]
-    return pid.isdigit() and not os.path.exists(f"/proc/{pid}")
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
+    pid = name.removeprefix(NEW).partition("-")[0]
+    return pid.isdecimal() and of_pid(int(pid)) is None

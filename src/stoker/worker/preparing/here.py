@@ -8,6 +8,7 @@ from typing import Any
 
 from stoker.host.durable import translated
 from stoker.host.identity import ProcessIdentity
+from stoker.model.errors import CorruptBytes
 from stoker.model.frozen import fresh, frozen
 from stoker.store.held import held_tree
 from stoker.store.local import LocalStore
@@ -92,7 +93,7 @@ class Here:
         workspace = ""
         paths = {one.where: self._path(one, held.inputs[one.where]) for one in grant.inputs}
         if grant.code_tree:
-            workspace = self.workspaces.make(run, self._store(), self._record(grant.code_tree))
+            workspace = self.workspaces.make(run, grant.code_tree, self._store(), self._record(grant.code_tree))
             with translated(workspace):
                 os.makedirs(os.path.join(workspace, grant.code_folder), exist_ok=True)
         ready = held.environment if isinstance(held.environment, Ready) else None
@@ -154,7 +155,6 @@ class Here:
     def _record(self, tree: str) -> Record:
         record = held_tree(self._store(), tree)
         if record is None:
-            from stoker.model.errors import CorruptBytes  # noqa: PLC0415 - pruned in this very moment
-
+            # Pruned in this very moment.
             raise CorruptBytes(f"tree {tree[:12]} is no longer here", hint="it is brought again")
         return record

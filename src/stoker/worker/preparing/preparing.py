@@ -43,7 +43,10 @@ class Preparing:
     """Brings code of which little is missing, without a process."""
 
     def prepare(self, grant: Grant, stop: threading.Event, heed: Callable[[Told], None]) -> Held | NotPrepared | None:
-        """Have everything here that a job needs; or say why not. Nothing if it was stopped."""
+        """Have everything here that a job needs; or say why not. Nothing if it was stopped.
+
+        `heed` hears of nothing but what is brought: what was all here is not told.
+        """
         verified: tuple[str, ...] = ()
         for _ in range(_MOST_LOOKS):
             held = self.here.look(grant, verified)
@@ -53,6 +56,7 @@ class Preparing:
             if missing.is_nothing:
                 return held
             if missing.is_code_alone and self._is_brought_at_once(grant, stop):
+                heed(Told())
                 continue
             ended = bring_by_child(self.program, self.ticket(grant), stop, heed)
             if ended is None or stop.is_set():

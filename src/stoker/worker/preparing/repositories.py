@@ -6,18 +6,15 @@ What jobs read is a plain folder on the data shelf that shares the cache's bytes
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 from stoker.host.durable import remove_tree, translated
 from stoker.model.digests import digest_value
 from stoker.model.errors import BadInput, StokerError
-from stoker.model.events import Event, Kinds
 from stoker.store.hub.address import Repo, is_commit, read_repo
 from stoker.store.hub.hub import Hub
 from stoker.store.hub.repo_file import Revision
 from stoker.store.hub.repository import Order, fetch_repository, first_cause
-from stoker.store.trees import Heed
-from stoker.worker.preparing.data_shelf import REPOSITORY
+from stoker.worker.preparing.data_shelf import NEW, REPOSITORY
 
 
 def split_repository(text: str) -> tuple[Repo, str]:
@@ -42,7 +39,7 @@ def fetch_to_shelf(hub: Hub, text: str, place: str) -> None:
         return
     repo, commit = split_repository(text)
     files = hub.files(repo, commit)
-    making = os.path.join(os.path.dirname(place), f".new-{os.getpid()}-{os.path.basename(place)[:16]}")
+    making = os.path.join(os.path.dirname(place), f"{NEW}{os.getpid()}-{os.path.basename(place)[:16]}")
     with translated(making):
         os.makedirs(making, exist_ok=True)
     try:
@@ -58,22 +55,6 @@ def fetch_to_shelf(hub: Hub, text: str, place: str) -> None:
                     raise
     finally:
         remove_tree(making)
-
-
-def counting(heed: Heed) -> Callable[[Event], None]:
-    """Give what tells of every byte that comes, from what downloads say of their files."""
-    at: dict[object, int] = {}
-
-    def say(event: Event) -> None:
-        label = event.fields.get("file") or event.fields.get("label") or event.fields.get("path")
-        came = event.fields.get("downloaded") if event.kind == Kinds.DOWNLOAD_PROGRESS else None
-        if event.kind == Kinds.DOWNLOAD_DONE:
-            came = event.fields.get("bytes")
-        if isinstance(came, int) and came > at.get(label, 0):
-            heed(came - at.get(label, 0))
-            at[label] = came
-
-    return say
 
 
 def why_not_fetched(text: str, error: StokerError) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 
 from stoker.host.durable import remove_tree, translated
+from stoker.host.folders import make_passed_through, names_in
 from stoker.model.errors import StokerError
 from stoker.store.local import LocalStore
 from stoker.store.records import Record
 from stoker.worker.job_folder import JobFolder
+from stoker.worker.preparing.spares import Spares
 from stoker.worker.shipping.checkouts import check_out
 
-_PASSED_THROUGH = 0o711
 _LEFT_S = 3600.0
 """One whose attempt never began to write is somebody's who is about to, unless it is as old as this."""
 
@@ -24,17 +25,17 @@ class Workspaces:
         self.folder = folder
         self._runs = runs
         self._keeps = keeps
+        self.spares = Spares(folder)
 
-    def make(self, run: str, store: LocalStore, record: Record) -> str:
+    def make(self, run: str, tree: str, store: LocalStore, record: Record) -> str:
         """Make an attempt's own, and give its path."""
-        with translated(self.folder):
-            os.makedirs(self.folder, exist_ok=True)
-            # Passed through, and not listed: whoever knows no name in it finds nothing.
-            os.chmod(self.folder, _PASSED_THROUGH)
+        make_passed_through(self.folder)
         place = self.place(run)
-        with translated(place):
-            os.mkdir(place, 0o700)
-        check_out(store, record, place)
+        if not self.spares.take(tree, place):
+            with translated(place):
+                os.mkdir(place, 0o700)
+            check_out(store, record, place)
+        self.spares.make_soon(tree, store, record)
         return place
 
     def place(self, run: str) -> str:
@@ -47,12 +48,9 @@ class Workspaces:
 
     def sweep(self, now_s: float) -> None:
         """Take away what attempts left that were killed with their keeper."""
-        try:
-            names = [name for name in os.listdir(self.folder) if not name.startswith(".")]
-        except OSError:
-            return
-        for name in names:
-            if self._is_left(name, now_s):
+        self.spares.sweep()
+        for name in names_in(self.folder):
+            if not name.startswith(".") and self._is_left(name, now_s):
                 self.remove(name)
 
     def _is_left(self, run: str, now_s: float) -> bool:

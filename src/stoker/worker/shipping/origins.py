@@ -6,12 +6,13 @@ told to it and not asked again; the coordinator itself is always the last resort
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import Protocol, Self
+from contextlib import AbstractContextManager, suppress
+from typing import Protocol
 
 from stoker.host.http.exchange import Transport
+from stoker.model.closable import Closable
 from stoker.model.digests import Digest
 from stoker.model.errors import BadAnswer, NotFound, StokerError
 from stoker.model.fleet_errors import NotAllowed
@@ -61,18 +62,8 @@ class Origins(Protocol):
         """
 
 
-class CoordinatorAlone:
-    """Everything from the coordinator."""
-
-    def __init__(self, line: TreeLine, transport: Transport) -> None:
-        self._origin = Origin(line=line, transport=transport)
-
-    def find(self, tree: str, failed: frozenset[str]) -> tuple[Origin, ...]:
-        return (self._origin,)
-
-
-class FleetOrigins:
-    """Whatever the coordinator says. Close it when the trees are here.
+class FleetOrigins(Closable):
+    """Whatever the coordinator says. Safe to use from several threads. Close it when the trees are here.
 
     `open_peer` opens the way to a machine: over TLS, by the fleet's CA, to that machine and no other; nothing where
     this worker can't (it has no certificate). See `worker.peering.reaching`.
@@ -90,6 +81,7 @@ class FleetOrigins:
         self._coordinator = Origin(line=line, transport=transport)
         self._worker = worker
         self._open_peer = open_peer
+        self._turn = threading.Lock()
         self._peers: dict[tuple[str, str], tuple[TreeLine, Transport]] = {}
         self._failed: frozenset[str] = frozenset()
 
@@ -112,28 +104,19 @@ class FleetOrigins:
             transport.close()
         self._peers.clear()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _origin(self, place: Place, failed: frozenset[str]) -> Origin | None:
         if not place.machine:
             return self._coordinator
         if place.machine in failed:
             return None
         key = (place.machine, place.url)
-        way = self._peers.get(key)
-        if way is None:
-            try:
-                way = self._open_peer(place)
-            except StokerError:
-                way = None
+        with self._turn:
+            way = self._peers.get(key)
             if way is None:
-                return None
-            self._peers[key] = way
+                with suppress(StokerError):
+                    way = self._open_peer(place)
+                if way is None:
+                    return None
+                self._peers[key] = way
         line, transport = way
         return Origin(line=line, transport=transport, machine=place.machine, is_partial=place.is_partial)

@@ -14,8 +14,8 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from stoker.host.disk import check_space, free_bytes
 from stoker.host.durable import NO_STEP, read_regular, remove_tree, translated, write_file
@@ -25,8 +25,8 @@ from stoker.model.artifacts import Tree, TreeEntry
 from stoker.model.clock import Clock
 from stoker.model.digests import Digest, is_digest
 from stoker.model.errors import BadInput, Cancelled, HashMismatch, LockHeld, StokerError
-from stoker.model.events import Event, Kinds
 from stoker.model.frozen import frozen
+from stoker.store.download.counting import counting
 from stoker.store.download.engine import fetch_file
 from stoker.store.download.patience import Patience
 from stoker.store.download.stop import Stop
@@ -41,11 +41,10 @@ from stoker.store.records import Record
 from stoker.store.trees import Heed, Walked
 from stoker.wire.contents import MOST_LISTING_BYTES, PACKED_BYTES
 from stoker.wire.packs import in_packs
+from stoker.worker.shipping.crew import do_all
 from stoker.worker.shipping.origins import Origin, Origins
 from stoker.worker.shipping.tree_route import TreeRoute
 
-CREW = 3
-"""So many requests at once."""
 LISTING = ".listing"
 _LOCK_WAIT_S = 0.5
 _PARTIAL_SILENCE_S = 20.0
@@ -185,18 +184,13 @@ class _Receiving:
     def _bring_all(self, missing: dict[Digest, int]) -> None:
         small = [(digest, size) for digest, size in missing.items() if size <= PACKED_BYTES]
         large = [(digest, size) for digest, size in missing.items() if size > PACKED_BYTES]
-        crew = ThreadPoolExecutor(CREW, thread_name_prefix="receiving")
-        try:
-            doing = [crew.submit(self._bring_pack, pack) for pack in in_packs(small)]
-            doing += [crew.submit(self._bring_large, digest, size) for digest, size in large]
-            done, _ = wait(doing, return_when=FIRST_EXCEPTION)
-            for one in done:
-                one.result()
-        except BaseException:
-            self._stop.ask(Cancelled("another file of the tree can't come"))
-            raise
-        finally:
-            crew.shutdown(wait=True, cancel_futures=True)
+        pieces = [partial(self._bring_pack, pack) for pack in in_packs(small)]
+        pieces += [partial(self._bring_large, digest, size) for digest, size in large]
+        do_all(
+            pieces,
+            name="receiving",
+            give_up=lambda: self._stop.ask(Cancelled("another file of the tree can't come")),
+        )
 
     def _bring_pack(self, digests: list[str]) -> None:
         left = dict.fromkeys(digests)
@@ -241,6 +235,10 @@ class _Receiving:
     def _bring_large(self, digest: Digest, size_bytes: int) -> None:
         landing = Landing(folder=self._store.places.incoming, name=digest)
 
+        def came(size_bytes: int) -> None:
+            self._heed(size_bytes)
+            self._route.worked()
+
         def ask(origin: Origin) -> None:
             url, headers = origin.line.object_address(digest)
             wanted = Wanted(url=url, label=digest[:12], size_bytes=size_bytes, sha256=digest, headers=headers)
@@ -249,7 +247,7 @@ class _Receiving:
                 clock=self._clock,
                 free_bytes=free_bytes,
                 jitter=random.SystemRandom().random,
-                say=_Counting(self._heed, self._route.worked),
+                say=counting(came),
                 on_step=self._on_step,
             )
             fetched = fetch_file(wanted, landing, tools=tools, patience=_PATIENCE, stop=self._stop)
@@ -286,24 +284,3 @@ class _Apart:
 
     def close(self) -> None:
         """Leave it open."""
-
-
-class _Counting:
-    """Tells how many bytes came, from what the engine says of a file."""
-
-    def __init__(self, heed: Heed, worked: Callable[[], None]) -> None:
-        self._heed = heed
-        self._worked = worked
-        self._at = 0
-
-    def __call__(self, event: Event) -> None:
-        at = event.fields.get("downloaded") if event.kind == Kinds.DOWNLOAD_PROGRESS else None
-        if event.kind == Kinds.DOWNLOAD_START:
-            start = event.fields.get("start")
-            self._at = start if isinstance(start, int) else 0
-        elif event.kind == Kinds.DOWNLOAD_DONE:
-            at = event.fields.get("bytes")
-        if isinstance(at, int) and at > self._at:
-            self._heed(at - self._at)
-            self._worked()
-            self._at = at

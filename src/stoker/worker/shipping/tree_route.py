@@ -35,6 +35,8 @@ TRIES = 5
 EARLY_S = 20.0
 """How long a place may lack what it is about to get itself, without a new byte from it."""
 _EARLY_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 1.0
+"""A link that is back is to be found soon."""
 _NOT_YET = 503
 _WRONG_TRIES = 2
 _OURS = (NoSpace, NoPermission, LocalFile, LockHeld, Cancelled, Bug)
@@ -51,7 +53,7 @@ class TreeRoute:
         self._stop = stop
         self._clock = clock
         self._turn = threading.RLock()
-        self._pauses = Pauses(longest_s=5.0)
+        self._pauses = Pauses(longest_s=_LONGEST_PAUSE_S)
         self._bad: set[str] = set()
         self._now: tuple[Origin, ...] = ()
         self._asked_s: float | None = None
@@ -77,9 +79,8 @@ class TreeRoute:
         self._failures = 0
         self._lacking_since_s.clear()
         self._pauses.worked()
-        if self._asked_s is not None and self._clock.monotonic_s() - self._asked_s > REFRESH_S:
-            with self._turn:
-                self._refresh()
+        if self._is_refresh_due():
+            self._refresh()
 
     def lacks(self, origin: Origin, digest: str) -> NotFound:
         """Make the error of a place that has not what it should."""
@@ -103,15 +104,19 @@ class TreeRoute:
             )
 
     def _refresh(self) -> None:
-        """Say that it still comes. Where it comes from stays, as long as that works."""
-        if self._asked_s is None or self._clock.monotonic_s() - self._asked_s <= REFRESH_S:
-            return
-        self._asked_s = self._clock.monotonic_s()
+        """Say that it still comes. Where it comes from stays, as long as that works; nobody waits for the answer."""
+        with self._turn:
+            if not self._is_refresh_due():
+                return
+            self._asked_s = self._clock.monotonic_s()
         try:
             self._origins.find(self.tree, frozenset(self._bad))
         except StokerError:
             # It can't be reached just now; what comes, comes from elsewhere perhaps.
             return
+
+    def _is_refresh_due(self) -> bool:
+        return self._asked_s is not None and self._clock.monotonic_s() - self._asked_s > REFRESH_S
 
     def _failed(self, origin: Origin, error: StokerError) -> None:
         """Leave a place, or wait and try it again; raises where there is no use."""

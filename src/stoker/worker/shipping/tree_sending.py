@@ -9,10 +9,11 @@ be named by jobs, when this returns.
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from functools import partial
 from typing import BinaryIO, Protocol, TypeVar
 
 from stoker.host.durable import open_regular, translated
@@ -27,12 +28,12 @@ from stoker.store.records import Record
 from stoker.store.trees import Heed
 from stoker.wire.contents import MOST_DIGESTS, PACKED_BYTES, PackKept, TreeView
 from stoker.wire.packs import frame, in_packs
+from stoker.worker.shipping.crew import do_all
 from stoker.worker.shipping.line import FleetLine, Passage, Stop, is_later
 from stoker.worker.shipping.pauses import Pauses
 from stoker.worker.shipping.sending import Archive, Sent, send
 from stoker.worker.shipping.tree_receiving import Outlook
 
-CREW = 3
 _ROUNDS = 5
 """How often a tree may turn out to lack something after all: somebody prunes beside us."""
 
@@ -89,8 +90,6 @@ class InStore:
         return "" if entry.path in self._record.inline else self._store.blob(entry)
 
     def open(self, entry: TreeEntry) -> BinaryIO:
-        import io  # noqa: PLC0415 - only where a small file lies in its record
-
         if entry.path in self._record.inline:
             return io.BytesIO(self._record.inline[entry.path])
         return open_regular(self._store.blob(entry))
@@ -196,18 +195,9 @@ class _Sending:
     def _send_all(self, missing: dict[Digest, int]) -> None:
         small = [(digest, size) for digest, size in missing.items() if size <= PACKED_BYTES]
         large = [digest for digest, size in missing.items() if size > PACKED_BYTES]
-        crew = ThreadPoolExecutor(CREW, thread_name_prefix="sending")
-        try:
-            doing = [crew.submit(self._send_pack, pack) for pack in in_packs(small)]
-            doing += [crew.submit(self._send_large, digest) for digest in large]
-            done, _ = wait(doing, return_when=FIRST_EXCEPTION)
-            for one in done:
-                one.result()
-        except BaseException:
-            self._over.set()
-            raise
-        finally:
-            crew.shutdown(wait=True, cancel_futures=True)
+        pieces = [partial(self._send_pack, pack) for pack in in_packs(small)]
+        pieces += [partial(self._send_large, digest) for digest in large]
+        do_all(pieces, name="sending", give_up=self._over.set)
 
     def _send_pack(self, digests: list[str]) -> None:
         pack = b"".join(self._frame(Digest(digest)) for digest in digests)

@@ -28,6 +28,8 @@ OLDER_MODES = ("oracle", "realistic")
 _OF_PROGRAMS = ("data", "outputs", "env", "python", "code", "include")
 
 
+_BESIDE_HYPER = ("seed", "ranks")
+"""Arguments of a recipe that a job may say beside `hyper`."""
 _TELLING_APART = ("split_recipe", "train_hosts")
 
 
@@ -101,8 +103,9 @@ class JobChecks:
         for key in _OF_PROGRAMS:
             if key in given.values:
                 _refuse(given, key, reading, f"{form.name} takes no {key}: only a command does", "leave it out")
-        if entry.seed is not None:
-            hyper = self._with_seed(given, form, hyper, swept, reading)
+        for key in _BESIDE_HYPER:
+            if getattr(entry, key) is not None:
+                hyper = self._with(key, given, form, hyper, swept, reading)
         if entry.mode:
             hyper, mode = self._with_mode(given, entry, form, hyper, reading)
         for key in _TELLING_APART:
@@ -116,16 +119,23 @@ class JobChecks:
             job=job, entry=entry, form=form, values=values, said=_tops(tuple(hyper), swept), sweep=sweep, mode=mode
         )
 
-    def _with_seed(
-        self, given: Given, form: RecipeForm, hyper: Mapping[str, Any], swept: Sequence[str], reading: Reading
+    def _with(
+        self,
+        key: str,
+        given: Given,
+        form: RecipeForm,
+        hyper: Mapping[str, Any],
+        swept: Sequence[str],
+        reading: Reading,
     ) -> Mapping[str, Any]:
-        if not form.takes("seed"):
-            _refuse(given, "seed", reading, f"{form.name} takes no seed", "leave it out")
-        elif "seed" in hyper or "seed" in swept:
-            where = "hyper" if "seed" in hyper else "sweep"
-            _refuse(given, "seed", reading, f"seed stands in {where} and beside it", "leave out one")
+        """Give the arguments with one that a job may say beside them."""
+        if not form.takes(key):
+            _refuse(given, key, reading, f"{form.name} takes no {key}", "leave it out")
+        elif key in hyper or key in swept:
+            where = "hyper" if key in hyper else "sweep"
+            _refuse(given, key, reading, f"{key} stands in {where} and beside it", "leave out one")
         else:
-            return {**hyper, "seed": given.get("seed")}
+            return {**hyper, key: given.get(key)}
         return hyper
 
     def _with_mode(
@@ -207,7 +217,7 @@ def note_value_fault(given: Given, fault: Fault, reading: Reading) -> None:
     """Note a fault in a job's values, as near to where it stands as the file says it."""
     path = fault.where
     top = path.partition(".")[0]
-    if top in ("seed", "mode") and given.says(top) and top not in given.get("hyper", {}):
+    if top in (*_BESIDE_HYPER, "mode") and given.says(top) and top not in given.get("hyper", {}):
         reading.refuse(given.at(top), f"{given.key}.{top}", fault.message, fault.hint)
         return
     node, is_there = _find(given.at("hyper"), path) if given.says("hyper") else (given.node, False)

@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Sequence
 
-from stoker.host.durable import translated
+from stoker.host.folder_walk import FolderWalk
 from stoker.model.errors import BadInput
 from stoker.model.units import format_size
 from stoker.worker.submitting.ignore_patterns import IgnorePatterns
@@ -65,24 +65,13 @@ def walk_folder(root: str, ignored: IgnorePatterns, ours: Sequence[str]) -> tupl
     return walk.sizes, walk.notes()
 
 
-class _Walk:
-    """One pass over a folder; how deep it is costs no recursion."""
-
+class _Walk(FolderWalk):
     def __init__(self, root: str, ignored: IgnorePatterns, ours: frozenset[str]) -> None:
+        super().__init__(root)
         self.sizes: dict[str, int] = {}
-        self._root = root
         self._ignored = ignored
         self._ours = ours
-        self._folders = [""]
         self._odd: list[str] = []
-
-    def run(self) -> None:
-        while self._folders:
-            prefix = self._folders.pop()
-            folder = os.path.join(self._root, prefix)
-            with translated(folder), os.scandir(folder) as entries:
-                for entry in entries:
-                    self._take(prefix + entry.name, entry)
 
     def notes(self) -> tuple[str, ...]:
         if not self._odd:
@@ -95,7 +84,7 @@ class _Walk:
             return
         if entry.is_dir(follow_symlinks=False):
             if not self._ignored.leaves_out_folder(path) and not self._is_ours(entry.path):
-                self._folders.append(f"{path}/")
+                self._enter(path)
         elif self._ignored and self._ignored.leaves_out(path):
             return
         elif entry.is_file(follow_symlinks=False) or entry.is_symlink():

@@ -215,6 +215,9 @@ def program_identity(
     identity = recipe.args.identity(values, digest_of)
     if data:
         identity[DATA] = dict(data)
+    if values.get("ranks") is not None:
+        # What two ranks make is not what four would; and whoever said nothing of ranks keeps the id it always had.
+        identity["ranks"] = values["ranks"]
     return identity if values["inputs"] else {**identity, PROJECT: values["folder"]}
 
 
@@ -231,6 +234,8 @@ def own_python(entry: JobEntry) -> str:
 def _settings(entry: JobEntry, data: Mapping[str, str], requirements: RequirementsBody) -> dict[str, Any]:
     """Give a manifest's words as the recipe `command` takes them."""
     settings: dict[str, Any] = {"outputs": entry.outputs, "python": own_python(entry)}
+    if entry.ranks is not None:
+        settings["ranks"] = entry.ranks
     # What has no path here gets one on each machine.
     if paths := {name: path for name, path in data.items() if path}:
         settings["data"] = paths

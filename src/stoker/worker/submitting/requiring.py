@@ -18,7 +18,6 @@ from stoker.wire.orders import RequirementsBody
 
 _MOST_CORES = 65_536
 ABOUT_DEVICES = frozenset({"require_cuda", "prefer_cuda", "min_vram_gib", "gpus", "shares", "base"})
-ABOUT_MACHINES = ABOUT_DEVICES | {"min_ram_gib", "min_cores", "base_gib", "transfer_mb", "mflop"}
 
 
 def required_of_entry(entry: JobEntry, said: Collection[str], needs: Needs) -> RequirementsBody:
@@ -40,7 +39,7 @@ def required_of_needs(needs: Needs) -> RequirementsBody:
 
 
 def required_of_program(args: Mapping[str, Any]) -> RequirementsBody:
-    """Give what a program requires by its settings: gpus=, vram=, shares=, memory=, cpus=.
+    """Give what a program requires by its settings: gpus=, ranks=, vram=, shares=, memory=, cpus=.
 
     Without a word about devices it gets one if one fits, as `stoker run` gives it one if there are any.
     """
@@ -50,7 +49,7 @@ def required_of_program(args: Mapping[str, Any]) -> RequirementsBody:
     return body_of(
         Requirements(
             wish=wish,
-            device_count=gpus or 1,
+            device_count=gpus or args.get("ranks") or 1,
             vram_bytes=parse_size(vram) if vram else 0,
             ram_bytes=parse_size(memory) if memory else 0,
             cores=min(args.get("cpus") or 0, _MOST_CORES),

@@ -1,7 +1,8 @@
 """What a recipe's plan tells about a job: what it needs, which files it reads, which code it is made of.
 
 A plan is compiled once for each shape of arguments, not for each job: jobs that differ in numbers alone have the same
-stages, files and needs. So a number that a recipe refuses only when it compiles may be found by the worker alone.
+stages, files and needs, but for numbers that are needs by their name (`COUNTED`). So a number that a recipe refuses
+only when it compiles may be found by the worker alone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from stoker.plan.code_identity import CodeIdentity
 from stoker.plan.graph import Plan
 from stoker.plan.recipe import Recipe
 from stoker.worker.ordering import Desk
+
+COUNTED = frozenset({"cpus", "gpus", "ranks"})
+"""Arguments whose number says what a job takes, in every recipe that has them."""
 
 
 @frozen
@@ -44,7 +48,8 @@ class Shapes:
 
     def of(self, recipe: Recipe, values: Mapping[str, Any], said: tuple[str, ...]) -> Shape:
         """Give the shape of a job whose values are defaults but for those said."""
-        key = (recipe.name, *[(name, _outline(values[name])) for name in said])
+        outlines = [(name, values[name] if name in COUNTED else _outline(values[name])) for name in said]
+        key = (recipe.name, *outlines)
         shape = self._known.get(key)
         if shape is None:
             shape = self._compiled(recipe, values)

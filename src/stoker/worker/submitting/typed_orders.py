@@ -151,10 +151,14 @@ def _program_jobs(  # noqa: PLR0913 - what they are made of, and by whom
     return jobs
 
 
+_FILES = "uv.lock, pyproject.toml, or requirements as .txt or .in"
+
+
 class _Ways:
     """The ways to a program's interpreter, by what is said of it."""
 
     def __init__(self, project: str, env: Mapping[str, str], recipe: Recipe) -> None:
+        self._project = project
         self._env = env
         self._recipe = recipe
         self._choices = EnvironmentChoices(project)
@@ -166,7 +170,9 @@ class _Ways:
             return Chosen()
         chosen = self._choices.of(self._env, {ANY: python} if python else {})
         if chosen.faults:
-            raise _refused(self._recipe, list(chosen.faults))
+            # A recipe's own `env` are variables, and no files.
+            hint = f"--env names a file in {self._project} or below it: {_FILES}" if self._env else ""
+            raise _refused(self._recipe, list(chosen.faults), hint=hint)
         values["python"] = ""
         return chosen
 
@@ -175,6 +181,6 @@ def _place(made: Made, *, is_sweep: bool) -> dict[str, Any]:
     return {"number": made.number, "label": made.label, "point": dict(made.point)} if is_sweep else {}
 
 
-def _refused(recipe: Recipe, faults: list[Fault]) -> ArgsFaults:
+def _refused(recipe: Recipe, faults: list[Fault], *, hint: str = "") -> ArgsFaults:
     message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in the arguments of {recipe.name}"
-    return ArgsFaults(message, faults=tuple(faults), hint=f"stoker recipes show {recipe.name}")
+    return ArgsFaults(message, faults=tuple(faults), hint=hint or f"stoker recipes show {recipe.name}")
