@@ -30,6 +30,7 @@ from stoker.plan.authoring import (
     arg,
     checked_output,
     fill,
+    gang_words,
     parse_duration,
     parse_size,
     recipe,
@@ -134,6 +135,13 @@ class CommandArgs:
         Size(""), help="how much memory it needs on each GPU, such as 6G; unless told, all that is free", runtime=True
     )
     shares: bool = arg(default=False, help="others may use the rest of its GPUs: it keeps within vram", runtime=True)
+    ranks: int | None = arg(
+        None,
+        help="run it as so many ranks that start and end together, each on a GPU if there are",
+        ge=1,
+        le=1024,
+        runtime=True,
+    )
     cpus: int | None = arg(None, help="how many cores it takes; all, so one program at a time", ge=1, runtime=True)
     silence: Duration = arg(Duration(""), help="stop it if it says nothing for so long, such as 30m", runtime=True)
     timeout: Duration = arg(Duration(""), help="stop it if it runs longer, such as 8h", runtime=True)
@@ -164,7 +172,8 @@ def command(args: CommandArgs) -> Plan:
     if faults:
         raise ArgsFaults("; ".join(map(str, faults)), faults=tuple(faults))
     shared: dict[str, Any] = {
-        "argv": args.argv,
+        # In its words, so that what is made by two ranks is not taken for what four would make.
+        "argv": args.argv if args.ranks is None else (*gang_words(args.ranks), *args.argv),
         "params": args.params,
         "env": args.env,
         "data": args.data,
@@ -176,7 +185,8 @@ def command(args: CommandArgs) -> Plan:
     }
     gpus = args.gpus
     if gpus is None:
-        gpus = 1 if vram_bytes else min(1, args.machine_gpus)
+        wanted = args.ranks or 1
+        gpus = wanted if vram_bytes else min(wanted, args.machine_gpus)
     needs = Needs(
         cpu=args.cpus if args.cpus is not None else args.machine_cpus,
         gpu=gpus,

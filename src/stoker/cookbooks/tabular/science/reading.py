@@ -41,8 +41,8 @@ def read_bundled(name: str) -> tuple[pd.DataFrame, Origin]:
     return frame, _origin(frame, name=name, kind="bundled", target="target", notes=[])
 
 
-def read_file(path: Path) -> tuple[pd.DataFrame, Origin]:
-    """Read a CSV or Parquet file of the user's."""
+def read_file(path: Path, *, least_columns: int = 2) -> tuple[pd.DataFrame, Origin]:
+    """Read a CSV or Parquet file of the user's. Most tables make no sense with one column; a series does."""
     try:
         with path.open("rb") as stream:
             head = stream.read(8)
@@ -58,9 +58,9 @@ def read_file(path: Path) -> tuple[pd.DataFrame, Origin]:
         frame, notes = _read_parquet(path), list[str]()
         origin = _origin(frame, kind="parquet", sha256=digest, notes=notes)
     else:
-        frame, notes = _read_csv(path)
+        frame, notes = _read_csv(path, least_columns)
         origin = _origin(frame, kind="csv", sha256=digest, notes=notes)
-    _refuse_unusable(frame, path.name)
+    _refuse_unusable(frame, path.name, least_columns)
     return frame, origin
 
 
@@ -79,11 +79,11 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     return frame.drop(columns=[name for name in frame.columns if re.fullmatch(r"__index_level_\d+__", str(name))])
 
 
-def _read_csv(path: Path) -> tuple[pd.DataFrame, list[str]]:
+def _read_csv(path: Path, least_columns: int) -> tuple[pd.DataFrame, list[str]]:
     lines = _sample_lines(path)
     delimiter, rows = _sniff(lines)
     header = [name.strip() for name in rows[0]]
-    if len(header) < 2:
+    if len(header) < least_columns:
         raise StageInputError(
             f"{path.name} has one column, {header[0]!r}",
             hint="columns must be separated by a comma, semicolon, tab or | and there must be at least two",
@@ -179,8 +179,8 @@ def _refuse_duplicates(names: Sequence[str], file_name: str) -> None:
         )
 
 
-def _refuse_unusable(frame: pd.DataFrame, file_name: str) -> None:
-    if frame.shape[1] < 2:
+def _refuse_unusable(frame: pd.DataFrame, file_name: str, least_columns: int) -> None:
+    if frame.shape[1] < least_columns:
         raise StageInputError(
             f"{file_name} has {'one column' if frame.shape[1] else 'no columns'}",
             hint="a table needs a column to predict and at least one to predict it from",

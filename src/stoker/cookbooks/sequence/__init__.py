@@ -1,0 +1,16 @@
+"""Series: forecast the next values of a time series, or tell what a window of it shows, with networks on torch.
+
+`COOKBOOK` is looked up on first use, by computed name: a stage's code identity covers the packages that its module
+lies in, and would otherwise take in every recipe and every other stage through this file.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    if name == "COOKBOOK":
+        return import_module(f"{__name__}.cookbook").COOKBOOK
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

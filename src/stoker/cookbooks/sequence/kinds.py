@@ -1,0 +1,151 @@
+"""The artifacts of this cookbook. Importing this costs nothing: libraries load with the first value read or written."""
+
+from __future__ import annotations
+
+import shutil
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from stoker.model import json_text
+from stoker.plan.authoring import JsonKind, Kind, TreeKind
+
+if TYPE_CHECKING:
+    from stoker.cookbooks.sequence.science import series, windows
+    from stoker.cookbooks.sequence.science.fitted import FittedEncoder, FittedModel
+
+
+class Series(Kind["series.Series"]):
+    """Channels over time and what is to be predicted of them: arrays and `series.json`."""
+
+    name: ClassVar[str] = "sequence/series"
+    version: ClassVar[int] = 1
+    file: ClassVar[str | None] = None
+
+    @classmethod
+    def save(cls, value: series.Series, path: Path) -> None:
+        from stoker.cookbooks.sequence.science.series import write_series
+
+        write_series(value, path)
+
+    def load(self) -> series.Series:
+        from stoker.cookbooks.sequence.science.series import read_series
+
+        return read_series(self.path)
+
+    @classmethod
+    def validate(cls, path: Path) -> None:
+        _check_files(path, "signals.npy", "answers.npy")
+        _check_json(path / "series.json", "channels")
+
+
+class Windows(Kind["windows.Windows"]):
+    """A series divided in time, scaled by its training part, and where windows begin: arrays and `windows.json`."""
+
+    name: ClassVar[str] = "sequence/windows"
+    version: ClassVar[int] = 1
+    file: ClassVar[str | None] = None
+
+    @classmethod
+    def save(cls, value: windows.Windows, path: Path) -> None:
+        from stoker.cookbooks.sequence.science.windows import write_windows
+
+        write_windows(value, path)
+
+    def load(self) -> windows.Windows:
+        from stoker.cookbooks.sequence.science.windows import read_windows
+
+        return read_windows(self.path)
+
+    @classmethod
+    def validate(cls, path: Path) -> None:
+        _check_files(path, "signals.npy", "answers.npy", "train.npy", "validation.npy", "test.npy")
+        _check_json(path / "windows.json", "window")
+
+
+class Encoder(Kind["FittedEncoder"]):
+    """A transformer that has seen windows without answers: weights (`encoder.pt`) and facts (`encoder.json`)."""
+
+    name: ClassVar[str] = "sequence/encoder"
+    version: ClassVar[int] = 1
+    file: ClassVar[str | None] = None
+
+    @classmethod
+    def save(cls, value: FittedEncoder, path: Path) -> None:
+        from stoker.cookbooks.sequence.science.fitted import write_encoder
+
+        write_encoder(value, path)
+
+    def load(self) -> FittedEncoder:
+        from stoker.cookbooks.sequence.science.fitted import read_encoder
+
+        return read_encoder(self.path)
+
+    @classmethod
+    def validate(cls, path: Path) -> None:
+        _check_files(path, "encoder.pt")
+        _check_json(path / "encoder.json", "shape")
+
+
+class Model(Kind["FittedModel"]):
+    """A trained network: weights (`model.pt`, numbers and names alone, no code) and facts (`model.json`)."""
+
+    name: ClassVar[str] = "sequence/model"
+    version: ClassVar[int] = 1
+    file: ClassVar[str | None] = None
+
+    @classmethod
+    def save(cls, value: FittedModel, path: Path) -> None:
+        from stoker.cookbooks.sequence.science.fitted import write_model
+
+        write_model(value, path)
+
+    def load(self) -> FittedModel:
+        # By computed name: whoever trains one family would else be made of the code of them all.
+        restoring = import_module(f"{__package__}.science.restoring")
+        model: FittedModel = restoring.read_model(self.path)
+        return model
+
+    def copy_files(self, to: Path) -> None:
+        """Copy weights and facts without reading them."""
+        for name in ("model.pt", "model.json"):
+            shutil.copyfile(self.path / name, to / name)
+
+    @classmethod
+    def validate(cls, path: Path) -> None:
+        _check_files(path, "model.pt")
+        _check_json(path / "model.json", "family")
+
+
+class Scores(JsonKind):
+    """The evaluation of one model beside a baseline."""
+
+    name: ClassVar[str] = "sequence/scores"
+    version: ClassVar[int] = 1
+
+
+class Report(TreeKind):
+    """What a person reads: scores, curves, plots, a model card, and the model itself."""
+
+    name: ClassVar[str] = "sequence/report"
+    version: ClassVar[int] = 1
+
+    @classmethod
+    def validate(cls, path: Path) -> None:
+        _check_json(path / "summary.json", "headline")
+        _check_files(path, "scores.csv", "curve.csv", "model-card.md", "model.pt", "model.json")
+
+
+def _check_files(folder: Path, *names: str) -> None:
+    for name in names:
+        if not (folder / name).is_file():
+            raise ValueError(f"{name} is missing")
+
+
+def _check_json(path: Path, key: str) -> None:
+    try:
+        value: Any = json_text.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path.name}: {error}") from error
+    if not isinstance(value, dict) or key not in value:
+        raise ValueError(f"{path.name} has no {key!r}")

@@ -1,0 +1,52 @@
+"""Convolutions over time: blocks that look ever further back, each beside a way around it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from stoker.cookbooks.sequence.networks.ends import Ends, Pooled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CnnShape:
+    """How large the network is."""
+
+    width: int
+    layers: int
+    kernel: int
+
+
+class Cnn(nn.Module):
+    """Causal convolutions: what stands for a row is made of that row and earlier ones."""
+
+    def __init__(self, ends: Ends, shape: CnnShape) -> None:
+        super().__init__()
+        self.enter = nn.Linear(ends.channels, shape.width)
+        self.blocks = nn.ModuleList(_Block(shape.width, shape.kernel, 2**layer) for layer in range(shape.layers))
+        self.answer = Pooled(shape.width, ends.outputs)
+
+    def forward(self, windows: torch.Tensor) -> torch.Tensor:
+        """Give one row of outputs for each window."""
+        features = self.enter(windows).transpose(1, 2)
+        for block in self.blocks:
+            features = features + block(features)
+        answer: torch.Tensor = self.answer(features.transpose(1, 2))
+        return answer
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int, kernel: int, dilation: int) -> None:
+        super().__init__()
+        self._padding = (kernel - 1) * dilation
+        # Groups within one example: statistics over a batch would differ between ranks.
+        self.norm = nn.GroupNorm(1, width)
+        self.look = nn.Conv1d(width, width, kernel, dilation=dilation)
+        self.mix = nn.Conv1d(width, width, 1)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        padded = nn.functional.pad(self.norm(features), (self._padding, 0))
+        mixed: torch.Tensor = self.mix(nn.functional.gelu(self.look(padded)))
+        return mixed

@@ -1,0 +1,35 @@
+"""Networks that read a window row by row and keep in mind what they have read: GRU and LSTM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from stoker.cookbooks.sequence.networks.ends import Ends
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentShape:
+    """How large the network is."""
+
+    width: int
+    layers: int
+
+
+class Recurrent(nn.Module):
+    """What is in mind after the last row gives the answer."""
+
+    def __init__(self, ends: Ends, shape: RecurrentShape, cell: Literal["gru", "lstm"]) -> None:
+        super().__init__()
+        kind = nn.GRU if cell == "gru" else nn.LSTM
+        self.read = kind(ends.channels, shape.width, num_layers=shape.layers, batch_first=True)
+        self.answer = nn.Linear(shape.width, ends.outputs)
+
+    def forward(self, windows: torch.Tensor) -> torch.Tensor:
+        """Give one row of outputs for each window."""
+        features, _ = self.read(windows)
+        answer: torch.Tensor = self.answer(features[:, -1])
+        return answer

@@ -1,0 +1,31 @@
+"""The stage that trains convolutions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stoker.cookbooks.sequence.kinds import Model, Windows
+from stoker.cookbooks.sequence.settings import TrainingArgs
+from stoker.plan.authoring import StageContext, arg, stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CnnArgs(TrainingArgs):
+    """Settings of the convolutions."""
+
+    width: int = arg(32, help="features of each row", ge=1, le=8192)
+    layers: int = arg(3, help="blocks, each looking twice as far back", ge=1, le=16)
+    kernel: int = arg(3, help="rows that a block looks at", ge=1, le=101)
+
+
+@stage("sequence/train_cnn", version=1, uses=("torch", "numpy"), diverges_on=("loss",))
+def train_cnn(job: StageContext, data: Windows, args: CnnArgs) -> Model:
+    """Train convolutions over time, epoch by epoch."""
+    from stoker.cookbooks.sequence.networks.convolution import Cnn, CnnShape
+    from stoker.cookbooks.sequence.networks.ends import Ends
+    from stoker.cookbooks.sequence.science.producing import produce, saved
+
+    windows = data.load()
+    shape = CnnShape(width=args.width, layers=args.layers, kernel=args.kernel)
+    model = produce(job, "cnn", windows, lambda: Cnn(Ends.of(windows.facts), shape), shape, args)
+    return saved(job, Model, model)
