@@ -18,11 +18,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from types import TracebackType
-from typing import Self
 
 from stoker.assembly import Assembly
 from stoker.host.http.addresses import asked_directly
+from stoker.model.closable import Closable
 from stoker.model.errors import NotFound
 from stoker.model.lifecycle import JobState
 from stoker.wire.asking import DoneView, Leaderboard
@@ -54,7 +53,7 @@ _PAGE = 500
 _KEY_WORDS = 4
 
 
-class Client:
+class Client(Closable):
     """One coordinator. Safe to use from several threads; close it, or use it in a `with`."""
 
     def __init__(self, url: str | None = None, *, token: str | None = None) -> None:
@@ -219,14 +218,6 @@ class Client:
         """Let go of its connections."""
         self._transport.close()
         self._parts.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _orders(self, what: str | os.PathLike[str] | Iterable[JobOrder]) -> Orders:
         if not isinstance(what, str | os.PathLike):

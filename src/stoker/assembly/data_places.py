@@ -55,10 +55,10 @@ def data_places_of(house: _House) -> DataPlaces:
 def open_hub(house: _House, transport: Transport, stop: Stop, heed: Callable[[int], None]) -> Hub:
     """Give the hub, as this home's settings name it; `heed` is told of every byte that comes."""
     from stoker.host.disk import free_bytes
+    from stoker.store.download.counting import counting
     from stoker.store.download.patience import Patience
     from stoker.store.download.tools import Tools
     from stoker.store.hub.hub import Hub
-    from stoker.worker.preparing.repositories import counting
 
     tools = Tools(
         transport=transport,

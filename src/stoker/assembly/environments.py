@@ -26,7 +26,7 @@ _LEAST_BYTES = 10 * GIB
 def maker_of(settings: Settings, clock: Clock, *, only_wheels: bool = False) -> Maker:
     """Give what finds and makes environments here. Nothing is looked at yet."""
     return Maker(
-        shelf=Shelf(os.path.join(settings.home, "envs"), clock=clock),
+        shelf=Shelf(settings.envs, clock=clock),
         only_wheels=only_wheels,
         keep_bytes=_keep_bytes(settings),
         environment=settings.environment,

@@ -19,7 +19,7 @@ from stoker.model.clock import SystemClock
 
 if TYPE_CHECKING:
     from stoker.assembly.serving import Serving
-    from stoker.coordinator.service.options import KeepTree, ServeOptions
+    from stoker.coordinator.service.options import ReadManifest, ServeOptions
     from stoker.hardware.survey import Survey
     from stoker.host.http.exchange import Transport
     from stoker.host.http.settings import FleetIdentity
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from stoker.store.local import LocalStore
     from stoker.store.memo import Memo
     from stoker.store.objects.seam import ObjectStore
-    from stoker.wire.orders import Submission
     from stoker.worker.execution import Tools
     from stoker.worker.keeper.options import WorkOptions
     from stoker.worker.ordering import Desk
@@ -138,7 +137,9 @@ class Assembly(ThisMachine):
     def process_runner(self) -> ProcessRunner:
         from stoker.plan.process_runner import ProcessRunner
 
-        return ProcessRunner(self._start_zygote, lambda: self.containment)
+        return ProcessRunner(
+            self._start_zygote, lambda: self.containment, gang_child="stoker.assembly.gang_child:run_work"
+        )
 
     @cached_property
     def tools(self) -> Tools:
@@ -169,11 +170,12 @@ class Assembly(ThisMachine):
         direct: tuple[str, ...] = (),
         fleet: FleetIdentity | None = None,
         connect_s: float | None = None,
+        unheard_s: float | None = None,
     ) -> Transport:
         """Give a way to reach servers that waits for nothing longer than told. Whoever asks for it closes it.
 
         `direct` are hosts that no proxy is asked for. With a `fleet`, only what its CA signed is believed. Connecting
-        may be given less time than the rest.
+        may be given less time than the rest. Connections end when a computer was not heard of for `unheard_s`.
         """
         from stoker.host.http.client import Urllib3Transport
         from stoker.host.http.settings import read_http_settings
@@ -182,7 +184,8 @@ class Assembly(ThisMachine):
         read = read_http_settings(self.settings.environment, user_agent=f"stoker/{self.version}")
         waits = {name: min(getattr(read, name), longest_wait_s) for name in ("connect_s", "head_s", "read_s")}
         waits["connect_s"] = min(waits["connect_s"], longest_wait_s if connect_s is None else connect_s)
-        return Urllib3Transport(changed(read, **waits, no_proxy=(*read.no_proxy, *direct), fleet=fleet))
+        no_proxy = (*read.no_proxy, *direct)
+        return Urllib3Transport(changed(read, **waits, unheard_s=unheard_s, no_proxy=no_proxy, fleet=fleet))
 
     def ask_unproven(self, url: str, body: bytes, headers: dict[str, str]) -> UnprovenAnswer:
         """Ask one question of a coordinator that has proven nothing yet: only for whoever joins a fleet."""
@@ -213,7 +216,7 @@ class Assembly(ThisMachine):
         is_offline = offline or environment.get("STOKER_OFFLINE", "").lower() in ("1", "on", "yes", "true")
         return changed(read, offline=True) if is_offline else read
 
-    def serving(self, options: ServeOptions, read_manifest: Callable[[str, KeepTree], Submission]) -> Serving:
+    def serving(self, options: ServeOptions, read_manifest: ReadManifest) -> Serving:
         """Give a coordinator that can be run."""
         from stoker.assembly.serving import Serving
 

@@ -54,6 +54,7 @@ class Waiter:
         self._at = str(ticket["at"])
         self._jobs: list[str] = list(ticket["jobs"])
         self._command = str(ticket["command"])
+        self._has_heard = False
 
     def run(self) -> int:
         """Wait to the end."""
@@ -63,6 +64,8 @@ class Waiter:
             try:
                 url, found = self._wait()
             except (NoCoordinator, BadAnswer, Unavailable) as error:
+                if self._has_heard:
+                    self._has_heard, heard_s = False, self._clock.monotonic_s()
                 if self._clock.monotonic_s() - heard_s > GIVE_UP_S:
                     self._say(f"gave up: {error}")
                     return 1
@@ -87,6 +90,7 @@ class Waiter:
                 transport, found.url, clock=self._clock, token=found.token, patience=Patience(answer_s=_LONGEST_WAIT_S)
             )
             views = [client.job(job).job for job in self._jobs]
+            self._has_heard = True
             ended = wait_for(client, views, clock=self._clock)
             return found.url, [ended[job] for job in self._jobs]
         finally:

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from typing import IO, TYPE_CHECKING, Any
 
 from stoker.assembly.data_places import open_hub
@@ -23,14 +24,18 @@ from stoker.store.download.stop import Stop
 from stoker.wire.client import FleetClient
 from stoker.wire.leasing import Grant
 from stoker.wire.speaking import Patience as Waiting
-from stoker.worker.peering.reaching import peer_opener
+from stoker.worker.peering.reaching import UNHEARD_S, peer_opener
 from stoker.worker.preparing.bringing import Bench, Bringing
 from stoker.worker.shipping.origins import FleetOrigins
 
 if TYPE_CHECKING:
+    from stoker.store.hub.hub import Hub
     from stoker.worker.preparing.telling import Told
 
 _LONGEST_WAIT_S = 30.0
+_CONNECT_S = 4.0
+"""A system asks for a connection at once, after 1 s, after 3 s, then ever more seldom: to begin again finds a link that
+is back within 2 s."""
 
 
 def main() -> int:
@@ -55,12 +60,22 @@ def main() -> int:
 def _bring(assembly: Assembly, ticket: dict[str, Any], stop: Stop, say: Callable[[Told], None]) -> Told:
     clock, url = assembly.clock, str(ticket["url"])
     identity = FleetIdentity(**ticket["identity"]) if ticket["identity"] else None
-    transport = assembly.open_transport(_LONGEST_WAIT_S, direct=asked_directly(url), fleet=identity)
+    transport = assembly.open_transport(
+        _LONGEST_WAIT_S, direct=asked_directly(url), fleet=identity, connect_s=_CONNECT_S, unheard_s=UNHEARD_S
+    )
     try:
         patience = Waiting(answer_s=20.0)
         client = FleetClient(transport, url, clock=clock, token=str(ticket["token"]), patience=patience)
         opener = peer_opener(identity, clock=clock, user_agent=f"stoker/{assembly.version}")
-        with FleetOrigins(client, transport, worker=str(ticket["worker"]), open_peer=opener) as origins:
+        with ExitStack() as held:
+            origins = held.enter_context(
+                FleetOrigins(client, transport, worker=str(ticket["worker"]), open_peer=opener)
+            )
+
+            def hub(hub_stop: Stop, heed: Callable[[int], None]) -> Hub:
+                outside = held.enter_context(closing(assembly.open_transport(_LONGEST_WAIT_S)))
+                return open_hub(assembly, outside, hub_stop, heed)
+
             here, data = here_of(assembly, may_read_in_place=bool(ticket["may_read_in_place"]))
             bench = Bench(
                 here=here,
@@ -68,9 +83,7 @@ def _bring(assembly: Assembly, ticket: dict[str, Any], stop: Stop, say: Callable
                 data=data,
                 maker=here.maker,
                 origins=origins,
-                open_hub=lambda hub_stop, heed: open_hub(
-                    assembly, assembly.open_transport(_LONGEST_WAIT_S), hub_stop, heed
-                ),
+                open_hub=hub,
                 stop=stop,
                 clock=clock,
                 say=say,

@@ -19,29 +19,32 @@ from urllib.parse import urlsplit
 
 from stoker.assembly.operator_token import long_enough, make_token, read_token
 from stoker.assembly.settings import Settings
-from stoker.coordinator.service.options import KeepTree, Ready, ServeOptions
+from stoker.coordinator.service.options import ReadManifest, Ready, ServeOptions
 from stoker.host.listening import allow_many_files, listen_at, read_listen
 from stoker.host.notify_socket import NotifySocket
 from stoker.model.clock import Clock
 from stoker.model.errors import BadInput, NotFound, Unavailable
 from stoker.model.fleet_errors import AlreadyServing
 from stoker.model.leases import Budgets, FleetTimes
+from stoker.model.units import format_duration
 from stoker.wire.finding import DEFAULT_PORT, OPERATOR_TOKEN
-from stoker.wire.orders import Submission
 
 if TYPE_CHECKING:
     from stoker.assembly.secure_serving import SecureServing
+    from stoker.coordinator.keeping.contents import Contents
     from stoker.coordinator.keeping.keeping import LocalKeeping
     from stoker.coordinator.notifying.notifier import Notifier
     from stoker.coordinator.queue.queue import Queue
     from stoker.coordinator.service.code_gate import CodeGate
+    from stoker.coordinator.service.rereading import Files
     from stoker.coordinator.service.service import Parts
-    from stoker.model.artifacts import Tree
+    from stoker.model.artifacts import OpenEntry, Tree
 
 HOST = "127.0.0.1"
 _HEARTBEATS_PER_LEASE = 3
 _HEARTBEATS_AT_LEAST = 2
 _LEAST_START_S = 10.0
+_LEAST_EVENTS_KEPT_S = 24 * 3600.0
 _LEASES_TO_START = 4
 
 
@@ -55,7 +58,7 @@ class Serving:
         *,
         clock: Clock,
         version: str,
-        read_manifest: Callable[[str, KeepTree], Submission],
+        read_manifest: ReadManifest,
     ) -> None:
         self._settings = settings
         self._options = options
@@ -85,9 +88,9 @@ class Serving:
             port = listening.getsockname()[1]
             # Nothing listens beyond loopback without TLS.
             secure = None if is_loopback(host) else self._secure(host, port)
-            parts = self._build(held, times, secure)
-            files = parts.files.read_again()
             url = secure.url if secure is not None else f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            parts = self._build(held, times, secure, url)
+            files = parts.files.read_again()
             ca_file = secure.ca_file if secure is not None else ""
             rules = rules_for(token=token, host=host, port=port)
             ready = Ready(
@@ -127,7 +130,14 @@ class Serving:
                 f"a heartbeat every {heartbeat_s:g} s does not keep a lease of {lease_s:g} s",
                 hint=f"--heartbeat {lease_s / _HEARTBEATS_PER_LEASE:g}s, or a longer --lease",
             )
+        events_kept_s = usual.events_kept_s if options.events_kept_s is None else options.events_kept_s
+        if events_kept_s < _LEAST_EVENTS_KEPT_S:
+            raise BadInput(
+                f"events that are kept for {format_duration(events_kept_s)} are gone before anybody has read them",
+                hint="--keep-events 1d, or longer",
+            )
         return FleetTimes(
+            events_kept_s=events_kept_s,
             heartbeat_s=heartbeat_s,
             lease_s=lease_s,
             grace_s=min(usual.grace_s, lease_s / 3),
@@ -152,9 +162,8 @@ class Serving:
         path = os.path.join(self._settings.state, TOKEN_NAME)
         return make_token(path), path
 
-    def _build(self, held: ExitStack, times: FleetTimes, secure: SecureServing | None) -> Parts:
+    def _build(self, held: ExitStack, times: FleetTimes, secure: SecureServing | None, url: str) -> Parts:
         from stoker.assembly.secure_serving import FOLDER as AUTHORITY
-        from stoker.config.cluster_file import read_cluster
         from stoker.coordinator.authority.revocations import NAME as REVOKED
         from stoker.coordinator.authority.revocations import Revocations
         from stoker.coordinator.database.opening import open_database
@@ -164,17 +173,16 @@ class Serving:
         from stoker.coordinator.keeping.contents import Contents
         from stoker.coordinator.keeping.ingesting import Ingesting
         from stoker.coordinator.keeping.keeping import LocalKeeping
-        from stoker.coordinator.keeping.own_trees import keep_own_tree
+        from stoker.coordinator.keeping.limits import limits_for
         from stoker.coordinator.keeping.tree_records import QueueTrees
         from stoker.coordinator.matching.matcher import Matcher
         from stoker.coordinator.queue.queue import Queue
         from stoker.coordinator.service.office import About
-        from stoker.coordinator.service.rereading import Files
         from stoker.coordinator.service.service import Parts
 
         options, clock = self._options, self._clock
         folder = self._settings.fleet
-        keeping = LocalKeeping(folder, clock)
+        keeping = LocalKeeping(folder, clock, limits=limits_for(options.upload_limit_bytes))
         held.callback(keeping.close)
         database = open_database(options.db or self._settings.queue, clock=clock)
         held.callback(database.close)
@@ -196,29 +204,34 @@ class Serving:
         held.enter_context(HealthWatch(queue, Gatherer(queue, clock=clock, version=self._version)))
         notifier = held.enter_context(self._notifier(queue))
         queue.on_change(notifier.changed)
-        cluster, manifest = options.cluster, options.manifest
-        contents = Contents(keeping, QueueTrees(queue, database))
-
-        def keep(tree: Tree, root: str) -> None:
-            keep_own_tree(contents, keeping.objects, tree, root)
-
-        files = Files(
-            queue,
-            cluster=(lambda: read_cluster(cluster, cluster)) if cluster else None,
-            manifest=(lambda: self._read_manifest(manifest, keep)) if manifest else None,
-            source=cluster,
-        )
         about = About(version=self._version, database=database.shown, started_s=clock.wall_s(), times=times)
         enrolment = secure.enrolment() if secure is not None else None
         return Parts(
             queue=queue,
             keeping=keeping,
-            files=files,
+            files=self._files(queue, keeping, Contents(keeping, QueueTrees(queue, database)), url),
             about=about,
             clock=clock,
             enrolment=enrolment,
             code_gate=self._code_gate(),
             notifier=notifier,
+        )
+
+    def _files(self, queue: Queue, keeping: LocalKeeping, contents: Contents, url: str) -> Files:
+        from stoker.config.cluster_file import read_cluster
+        from stoker.coordinator.keeping.own_trees import keep_own_tree
+        from stoker.coordinator.service.rereading import Files
+
+        cluster, manifest = self._options.cluster, self._options.manifest
+
+        def keep(tree: Tree, open_file: OpenEntry) -> None:
+            keep_own_tree(contents, keeping.objects, tree, open_file, shown=manifest)
+
+        return Files(
+            queue,
+            cluster=(lambda: read_cluster(cluster, cluster)) if cluster else None,
+            manifest=(lambda: self._read_manifest(manifest, keep, url)) if manifest else None,
+            source=cluster,
         )
 
     def _notifier(self, queue: Queue) -> Notifier:

@@ -34,6 +34,11 @@ class Settings:
         return os.path.join(self.home, "scratch")
 
     @property
+    def envs(self) -> str:
+        """Python environments that jobs run in."""
+        return os.path.join(self.home, "envs")
+
+    @property
     def fleet(self) -> str:
         """What a coordinator of this home keeps."""
         return os.path.join(self.home, "fleet")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from stoker.assembly.settings import Settings
+    from stoker.gang.rehearsing import Rehearsal
     from stoker.hardware.ledger.guarding import Guard
     from stoker.hardware.ledger.ledger import Ledger
     from stoker.hardware.probes.asking import Asker
@@ -80,6 +81,14 @@ class ThisMachine:
         from stoker.hardware.smoke import smoke
 
         return smoke(capability, self._asker)
+
+    def rehearse(self, ranks: int, capability: Capability) -> Rehearsal:
+        """Bring a gang of so many ranks up for show, of as many as there are GPUs for 0; what goes wrong is in it."""
+        from stoker.gang.cuda_devices import cuda_here
+        from stoker.gang.rehearsing import choose, rehearse
+
+        devices = () if capability.is_fake or not capability.devices else cuda_here(self.settings.environment)
+        return rehearse(choose(ranks or None, devices))
 
     @cached_property
     def _asker(self) -> Asker:

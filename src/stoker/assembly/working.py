@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stoker.assembly.claiming_lines import ClaimingLines, Line
+from stoker.assembly.claiming_lines import ClaimingLines
 from stoker.assembly.environments import maker_of
 from stoker.hardware.host_name import host_name
 from stoker.host.http.addresses import asked_directly
@@ -169,9 +169,8 @@ def _origins(house: House, options: WorkOptions, name: str) -> Iterator[Origins]
     from stoker.worker.peering.reaching import peer_opener
     from stoker.worker.shipping.origins import FleetOrigins
 
-    transport = house.open_transport(_LONGEST_WAIT_S, direct=asked_directly(options.url), fleet=options.identity)
+    client, transport = _line(house, options)
     try:
-        client = FleetClient(transport, options.url, clock=house.clock, token=options.token, patience=_ONCE)
         opener = peer_opener(options.identity, clock=house.clock, user_agent=f"stoker/{house.version}")
         with FleetOrigins(client, transport, worker=name, open_peer=opener) as origins:
             yield origins
@@ -194,15 +193,24 @@ def _share_trees(house: House, options: WorkOptions, opened: ExitStack) -> str:
     from stoker.worker.peering.admitting import Admitting
     from stoker.worker.peering.sharing import share_trees
 
-    transport = house.open_transport(_LONGEST_WAIT_S, direct=asked_directly(options.url), fleet=options.identity)
-    opened.callback(transport.close)
-    line = FleetClient(transport, options.url, clock=house.clock, patience=_ONCE)
-    admitting = Admitting(line.live_certificates, clock=house.clock)
+    admitting = Admitting(_open_line(house, options, opened).live_certificates, clock=house.clock)
     server = share_trees(options.url, options.identity, house.store, clock=house.clock, admits=admitting.admits)
     if isinstance(server, str):
         return ""
     opened.callback(server.close)
     return server.url
+
+
+def _open_line(house: House, options: WorkOptions, opened: ExitStack) -> FleetClient:
+    """Open a line to the coordinator that is nobody else's, closed with the rest."""
+    client, transport = _line(house, options)
+    opened.callback(transport.close)
+    return client
+
+
+def _line(house: House, options: WorkOptions) -> tuple[FleetClient, Transport]:
+    transport = house.open_transport(_LONGEST_WAIT_S, direct=asked_directly(options.url), fleet=options.identity)
+    return FleetClient(transport, options.url, clock=house.clock, token=options.token, patience=_ONCE), transport
 
 
 def _take_users(house: House, options: WorkOptions, slots: int, place: str, opened: ExitStack) -> tuple[OtherUser, ...]:
@@ -232,9 +240,7 @@ def _keep_certificate(
         return
     from stoker.worker.enrolling.renewing import Renewing
 
-    transport = house.open_transport(_LONGEST_WAIT_S, direct=asked_directly(options.url), fleet=identity)
-    opened.callback(transport.close)
-    line = FleetClient(transport, options.url, clock=house.clock, patience=_ONCE)
+    line = _open_line(house, options, opened)
     renewing = Renewing(line, name=name, certificate_file=identity.certificate_file, clock=house.clock, tell=tell)
     renewing.start()
     opened.callback(renewing.close)
@@ -245,9 +251,7 @@ def _report_findings(house: House, options: WorkOptions, capability: Capability,
     from stoker.assembly.machine_findings import find_out
     from stoker.worker.reporting import Reporting
 
-    transport = house.open_transport(_LONGEST_WAIT_S, direct=asked_directly(options.url), fleet=options.identity)
-    opened.callback(transport.close)
-    line = FleetClient(transport, options.url, clock=house.clock, token=options.token, patience=_ONCE)
+    line = _open_line(house, options, opened)
     reporting = Reporting(
         line,
         name=capability.hostname,
@@ -260,21 +264,7 @@ def _report_findings(house: House, options: WorkOptions, capability: Capability,
 
 
 def _open_lines(house: House, options: WorkOptions, opened: ExitStack) -> Lines:
-    def open_transport() -> Transport:
-        return house.open_transport(_LONGEST_WAIT_S, direct=asked_directly(options.url), fleet=options.identity)
-
-    def client(transport: Transport) -> FleetClient:
-        return FleetClient(transport, options.url, clock=house.clock, token=options.token, patience=_ONCE)
-
-    def open_client() -> FleetClient:
-        transport = open_transport()
-        opened.callback(transport.close)
-        return client(transport)
-
-    def open_line() -> Line:
-        transport = open_transport()
-        return client(transport), transport
-
-    words, claiming = open_client(), ClaimingLines(open_line)
+    words, claiming = _open_line(house, options, opened), ClaimingLines(lambda: _line(house, options))
     opened.callback(claiming.close)
-    return Lines(url=words.url, words=words, bytes=open_client(), ask=claiming.ask, execs=open_client())
+    more, execs = (_open_line(house, options, opened) for _ in range(2))
+    return Lines(url=words.url, words=words, bytes=more, ask=claiming.ask, execs=execs)

@@ -28,6 +28,8 @@ GROUPS = ("work", "watch", "machines", "things", "prove")
 COMMANDS = (
     Command("run", "work", "run a recipe or a plan here, now", "run"),
     Command("submit", "work", "hand a manifest, a recipe or a program to the fleet", "fleet.submit"),
+    Command("gang", "work", "several processes that start and end together", "gang_help"),
+    Command("gang run", "work", "a script as several ranks, as torchrun would, and clear when it fails", "gang"),
     Command("compare", "work", "trials beside each other, best first; or two jobs", "compare"),
     Command("fetch", "work", "fetch a model, a dataset or any file, whole and checked", "fetch.command"),
     Command("download-model", "work", "fetch one model file into models/, with its tokenizer", "download_model"),

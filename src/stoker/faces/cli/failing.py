@@ -13,8 +13,10 @@ from collections.abc import Callable
 from stoker.faces.cli.interrupting import AskedToEnd
 from stoker.faces.cli.output import Output
 from stoker.host.durable import translate
-from stoker.model.errors import Bug, Cancelled, Faults, StokerError, Terminated
+from stoker.model.errors import Bug, Cancelled, Faults, ProcessLost, StokerError, Terminated
 from stoker.model.printable import outside
+
+_NO_THREAD = "can't start new thread"
 
 
 def report(
@@ -37,6 +39,8 @@ def report(
     elif isinstance(error, OSError) and error.filename is not None:
         # What the machine refuses is not our bug, wherever it comes up.
         known = translate(error, str(error.filename))
+    elif isinstance(error, RuntimeError) and str(error) == _NO_THREAD:
+        known = ProcessLost("no thread could be made", hint="this machine or user is out of memory or process numbers")
     else:
         known = _bug(error, crash_folder())
     if debug:

@@ -13,7 +13,10 @@ from stoker.model.lifecycle import JobState
 
 GRAMMAR = Grammar(
     "jobs rm",
-    about="Forget a job: its journal and logs are removed. Results stay, in the store and where they were laid out.",
+    about=(
+        "Forget a job of this machine: its journal and logs are removed. Results stay, in the store and where they "
+        "were laid out. Jobs of a fleet are never removed."
+    ),
     positionals=(Positional("NAME", help="a job's name, `last`, or the beginning of an id"),),
     examples=("stoker jobs rm last",),
 )
@@ -23,9 +26,10 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     """Forget one job."""
     folder = meant(call, given["name"], "")
     if isinstance(folder, FleetJob):
+        has_ended = JobState(folder.view.state).is_terminal
         raise IllegalMove(
-            f"{folder.ref} is a job of the fleet, whose history is kept",
-            hint=f"stoker cancel {folder.ref} ends it; a job of this machine goes by its id",
+            f"{folder.ref} is a job of the fleet: jobs of a fleet are never removed, their history is kept",
+            hint=f"{'' if has_ended else f'stoker cancel {folder.ref} ends it; '}a job of this machine goes by its id",
         )
     name = folder.spec().name
     if folder.state()[0] is JobState.RUNNING:

@@ -65,6 +65,7 @@ _NOTHING_BEHIND = {
     "download-model": "stoker download-model --id NAME",
     "cluster place": "stoker cluster place FILE --cluster NAME",
     "machines memory": "stoker machines memory --wait 6GiB -- NAME …",
+    "gang run": "stoker gang run --ranks 2 -- python NAME",
 }
 
 

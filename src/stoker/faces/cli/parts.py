@@ -23,7 +23,8 @@ from stoker.store.objects.seam import ObjectStore
 from stoker.worker.execution import Tools
 
 if TYPE_CHECKING:
-    from stoker.coordinator.service.options import Coordinator, KeepTree, ServeOptions
+    from stoker.coordinator.service.options import Coordinator, ReadManifest, ServeOptions
+    from stoker.gang.rehearsing import Rehearsal
     from stoker.hardware.ledger.ledger import Ledger
     from stoker.hardware.smoke import Smoked
     from stoker.hardware.survey import Survey
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from stoker.host.http.unproven import UnprovenAnswer
     from stoker.launch.installing import Installer
     from stoker.launch.services import Kind, Service
-    from stoker.wire.orders import Submission
     from stoker.worker.keeper.options import WorkOptions
     from stoker.worker.ordering import Desk
 
@@ -58,6 +58,10 @@ class Settings(Protocol):
     @property
     def runs(self) -> str:
         """A folder for each job."""
+
+    @property
+    def envs(self) -> str:
+        """Python environments that jobs run in."""
 
     @property
     def fleet(self) -> str:
@@ -133,6 +137,9 @@ class Parts(Protocol):
     def smoke(self, capability: Capability) -> tuple[Smoked, ...]:
         """Compute something small on the CPU and on each device of a snapshot."""
 
+    def rehearse(self, ranks: int, capability: Capability) -> Rehearsal:
+        """Bring a gang of so many ranks up for show, of as many as there are GPUs for 0; what goes wrong is in it."""
+
     @property
     def containment(self) -> Containment: ...
 
@@ -158,7 +165,7 @@ class Parts(Protocol):
     def hub_settings(self, endpoint: str, *, offline: bool = False) -> HubSettings:
         """Where the hub is and its cache lies; what is given wins over the environment."""
 
-    def serving(self, options: ServeOptions, read_manifest: Callable[[str, KeepTree], Submission]) -> Coordinator:
+    def serving(self, options: ServeOptions, read_manifest: ReadManifest) -> Coordinator:
         """Give a coordinator that can be run."""
 
     def work(self, options: WorkOptions, tell: Callable[[str, dict[str, Any]], None]) -> int:

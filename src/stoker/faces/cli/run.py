@@ -6,6 +6,7 @@ from typing import Any
 
 from stoker.config.config_file import SUFFIXES
 from stoker.faces.cli.call import Call
+from stoker.faces.cli.gang import AUTO, ranks
 from stoker.faces.cli.grammar import Grammar, Option, Positional, duration, whole
 from stoker.faces.cli.job_facts import job_story
 from stoker.faces.cli.running import run_order
@@ -59,6 +60,13 @@ GRAMMAR = Grammar(
             help="run this stage although its result is known; several with commas or by giving it again",
             is_many=True,
         ),
+        Option(
+            "--ranks",
+            value="N|auto",
+            read=ranks,
+            help="run a program, or a recipe that has ranks=, as N processes that start and end together; auto: one "
+            "for each GPU, or 1. See `stoker help gang run`",
+        ),
         Option("--keep-going", help="go on with what does not depend on a stage that failed; a sweep does so anyway"),
         Option("--max-failures", value="N", read=whole(1), help="with --keep-going, which it implies: stop after N"),
         Option(
@@ -88,6 +96,7 @@ GRAMMAR = Grammar(
         "stoker run lr=1e-2,1e-3 -- python train.py --lr {lr}",
         "stoker run outputs=runs/ memory=8G -- ./train.sh",
         "stoker run vram=6G shares=true -- python train.py",
+        "stoker run --ranks 8 -- python train.py",
         "stoker run --failed last",
         "stoker run tabular/compare --json | tail -n 1",
     ),
@@ -120,6 +129,8 @@ def perform(call: Call, given: dict[str, Any]) -> int:
 
 
 def _order(call: Call, desk: Desk, given: dict[str, Any]) -> Order:
+    if given["ranks"] == AUTO:
+        given["ranks"] = max(1, len(call.parts.devices))
     wanted = read_wanted(given)
     if wanted.target.endswith(".json") and not wanted.program:
         return desk.order_plan_file(wanted)

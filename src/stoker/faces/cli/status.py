@@ -7,12 +7,14 @@ from typing import Any
 
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.fleet.overview import look_at_fleet
-from stoker.faces.cli.fleet.reaching import AT, reach_if_any
+from stoker.faces.cli.fleet.reaching import AT, find, reach_if_any
 from stoker.faces.cli.grammar import Grammar
 from stoker.faces.cli.job_facts import job_story, job_table, newest_jobs
 from stoker.faces.view.stages import running_text, waiting_text
 from stoker.faces.view.times import ago
 from stoker.model.units import format_size
+from stoker.wire.finding import coordinator_gone, machine_here
+from stoker.wire.joined import Membership
 from stoker.worker.job_folder import JobFolder
 from stoker.worker.keeper.owner_pause import read_pause
 from stoker.worker.story import NodeStory
@@ -37,6 +39,7 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     out, parts = call.out, call.parts
     client = reach_if_any(call, given["at"])
     fleet = look_at_fleet(client) if client is not None else None
+    worker = _worker_alone(call, given["at"]) if client is None else None
     now_s = parts.clock.wall_s()
     # What ran here for the fleet is told with the fleet.
     jobs = [job for job in newest_jobs(parts.settings.runs, _LOOKED_AT) if fleet is None or not job["fleet"]]
@@ -55,16 +58,18 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     pause = read_pause(parts.settings.state, now_s=now_s)
     told = {"running": running, "recent": recent, "store_bytes": size_bytes, "store_bytes_complete": is_all}
     told |= {"paused": None if pause is None else pause.why()}
+    told |= {"joined": None if worker is None else {"url": worker.url, "name": worker.name}}
     out.object({**told, "fleet": fleet.to_dict() if fleet is not None else None})
     if fleet is not None:
         for line in fleet.lines(now_s, columns=out.columns):
             out.line(line)
     if not running and fleet is None:
         out.line("nothing runs")
+    if worker is not None:
+        out.line(_joined_text(worker))
     if pause is not None:
-        if fleet is not None:
-            out.line()
-        out.line(f"this machine takes no jobs of a fleet: {pause.why()}; `stoker pause --off` ends that")
+        line = f"this machine takes no jobs of a fleet: {pause.why()}; `stoker pause --off` ends that"
+        out.line(line if fleet is None else f"\n{line}")
     if recent:
         out.line()
         for line in job_table(recent, now_s=now_s, columns=out.columns):
@@ -73,6 +78,21 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     if not jobs and fleet is None:
         out.line("nothing has run here yet; `stoker recipes` lists what could")
     return 0
+
+
+def _worker_alone(call: Call, at: str | None) -> Membership | None:
+    """Give the fleet for which this machine works and of which nobody here may ask anything."""
+    state = call.parts.settings.state
+    if find(call, at) is not None or coordinator_gone(state) is not None:
+        return None
+    return machine_here(state)
+
+
+def _joined_text(worker: Membership) -> str:
+    return (
+        f"joined to {worker.url} as {worker.name}; how that fleet stands is told to its operators: "
+        "`stoker machines invite --operator` there, then here: stoker join --operator CODE@HOST"
+    )
 
 
 def _show_running(

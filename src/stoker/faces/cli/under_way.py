@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -31,46 +32,79 @@ class Watched(Protocol):
         """Why the work ends before its end."""
 
 
-class Amount:
-    """How much of some work is done."""
+class Share(ABC):
+    """How much of a whole is done."""
 
-    def __init__(self, what: str, total_bytes: int | None, began_s: float, *, is_unicode: bool) -> None:
-        self.done_bytes = 0
+    def __init__(self, what: str, total: int | None, began_s: float, *, is_unicode: bool, hint: str) -> None:
+        self._done = 0
         self._what = what
-        self._total_bytes = total_bytes
+        self._total = total
         self._began_s = began_s
         self._is_unicode = is_unicode
+        self._hint = hint
         self._asked: StokerError | None = None
 
-    def heed(self, size_bytes: int) -> None:
-        """Take in that so many bytes more are done; ends the work if that was asked for."""
-        self.done_bytes += size_bytes
-        if self._asked is not None:
-            # Not one of our errors: those who check or copy many things take such for a fault of one of them.
-            raise KeyboardInterrupt
-
     def stop(self, error: StokerError) -> None:
-        """Ask the work to end with this error, at the next byte that is done."""
+        """Ask the work to end with this error, as soon as it says again how far it is."""
         self._asked = error
 
     @property
     def asked(self) -> StokerError:
         """Why the work ends before its end."""
-        return self._asked or Cancelled("interrupted", hint=_BEGINS_ANEW)
+        return self._asked or Cancelled("interrupted", hint=self._hint)
 
     def lines(self, now_s: float, _at_least_s: float) -> list[str]:
         """Say how far it is."""
-        done, total, passed_s = self.done_bytes, self._total_bytes, now_s - self._began_s
+        done, total, passed_s = self._done, self._total, now_s - self._began_s
         rate = done / passed_s if passed_s >= _WORTH_A_RATE_S and done else None
         left_s = max(0, total - done) / rate if rate and total is not None else None
         parts = [
             self._what,
             bar(done, total, is_unicode=self._is_unicode),
-            amount_text(done, total),
-            rate_text(rate),
+            self._amount(done, total),
+            "" if rate is None else self._rate(rate),
             left_text(left_s),
         ]
         return ["  ".join(part for part in parts if part)]
+
+    def _end_if_asked(self) -> None:
+        if self._asked is not None:
+            # Not one of our errors: those who check or copy many things take such for a fault of one of them.
+            raise KeyboardInterrupt
+
+    @abstractmethod
+    def _amount(self, done: int, total: int | None) -> str:
+        """Say how much of how much there is."""
+
+    @abstractmethod
+    def _rate(self, each_s: float) -> str:
+        """Say how quickly it goes."""
+
+
+class Amount(Share):
+    """How many bytes of some work are done."""
+
+    def __init__(self, what: str, total_bytes: int | None, began_s: float, *, is_unicode: bool) -> None:
+        super().__init__(what, total_bytes, began_s, is_unicode=is_unicode, hint=_BEGINS_ANEW)
+
+    @property
+    def done_bytes(self) -> int:
+        return self._done
+
+    def add(self, size_bytes: int) -> None:
+        """Take in that so many bytes more are done."""
+        self._done += size_bytes
+
+    def heed(self, size_bytes: int) -> None:
+        """Take in that so many bytes more are done; ends the work if that was asked for."""
+        self.add(size_bytes)
+        self._end_if_asked()
+
+    def _amount(self, done: int, total: int | None) -> str:
+        return amount_text(done, total)
+
+    def _rate(self, each_s: float) -> str:
+        return rate_text(each_s)
 
 
 @contextmanager

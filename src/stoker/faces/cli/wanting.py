@@ -33,6 +33,8 @@ def read_wanted(given: dict[str, Any], *, verb: str = "run") -> Wanted:
         both = f"stoker {verb} RECIPE key=value …, or stoker {verb} key=value … -- PROGRAM"
         raise Usage(f"{target!r} is a setting, and nothing says of what", hint=both)
     _refuse_lonely(values, "an argument is one word: no spaces around the =")
+    if given.get("ranks") is not None:
+        values.append(f"ranks={given['ranks']}")
     return Wanted(
         target=target,
         overrides=tuple(values),

@@ -55,10 +55,10 @@ def health_rows(machine: MachineView, now_s: float) -> Iterator[list[str]]:
     told = [line for line in findings if line.get("verdict") != "ok"]
     if findings:
         at = f" ({ago(float(report.get('at_s', now_s)), now_s)})"
-        yield ["doctor", f"{len(findings)} checks, {len(told)} of them to know{at}"]
+        yield ["doctor", f"{len(findings)} checks, {len(told)} of them not ok{at}"]
     for line in told:
         hint = f"; {line['hint']}" if line.get("hint") else ""
-        yield [str(line.get("name", "")), f"{line.get('verdict', '')}: {line.get('message', '')}{hint}"]
+        yield [f"{line.get('name', '')} (doctor)", f"{line.get('verdict', '')}: {line.get('message', '')}{hint}"]
 
 
 def hook_row(hook: HookView, now_s: float) -> list[str]:
@@ -66,7 +66,8 @@ def hook_row(hook: HookView, now_s: float) -> list[str]:
     if hook.closed_s is not None:
         state = f"closed {ago(hook.closed_s, now_s)}: {hook.last_error}"
     elif hook.failures:
-        state = f"failed {hook.failures} times: {hook.last_error}"
+        times = "once" if hook.failures == 1 else f"{hook.failures} times"
+        state = f"failed {times}: {hook.last_error}"
     else:
         state = "open"
     told = ", ".join(hook.on) or "the usual"

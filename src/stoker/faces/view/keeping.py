@@ -26,6 +26,11 @@ def _hint(fields: Fields) -> str:
     return f" (hint: {fields['hint']})" if fields.get("hint") else ""
 
 
+def _away(fields: Fields) -> str:
+    goes_on = ", jobs go on" if fields.get("held") else ""
+    return f"the coordinator does not answer{goes_on}{_because(fields)}{_hint(fields)}"
+
+
 def _joined(fields: Fields) -> str:
     slots = fields["slots"]
     at_once = f"{slots} job{'s' if slots > 1 else ''} at once"
@@ -70,9 +75,7 @@ _LINES: dict[str, Callable[[Fields], str]] = {
     "checkpoint": lambda fields: f"{fields['job']} goes on from a checkpoint{_because(fields)}",
     "checkpoint_missing": lambda fields: f"{fields['job']} begins anew, its checkpoint did not come{_because(fields)}",
     "not_shipped": lambda fields: f"{fields['job']}: not all of it is brought to the coordinator{_because(fields)}",
-    "away": lambda fields: (
-        f"the coordinator does not answer{', jobs go on' if fields.get('held') else ''}{_because(fields)}"
-    ),
+    "away": _away,
     "back": lambda _fields: "the coordinator answers again",
     "refused": lambda fields: f"ends{_because(fields)}{_hint(fields)}",
     "closed": _closed,

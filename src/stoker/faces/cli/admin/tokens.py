@@ -15,7 +15,7 @@ GRAMMAR = Grammar(
         "not kept: a token is shown when it is made, and never again."
     ),
     options=(Option("--all", help="those that were revoked or have ended, too"), AT),
-    examples=("stoker admin tokens", "stoker admin tokens --all --json", "stoker admin tokens revoke K7QD"),
+    examples=("stoker admin tokens", "stoker admin tokens --all --json", "stoker admin tokens revoke 573f7a79"),
 )
 
 

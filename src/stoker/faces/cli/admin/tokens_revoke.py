@@ -14,7 +14,7 @@ GRAMMAR = Grammar(
     about="End a token: the next request that shows it is refused. What was done with it stays done.",
     positionals=(Positional("ID", help="as `stoker admin tokens` lists it", key="id"),),
     options=(AT,),
-    examples=("stoker admin tokens revoke K7QD",),
+    examples=("stoker admin tokens revoke 573f7a79",),
 )
 
 

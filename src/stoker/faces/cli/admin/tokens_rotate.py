@@ -15,7 +15,7 @@ GRAMMAR = Grammar(
     about="Make a new token of the same name, role and length of life, print it once, and end the old one at once.",
     positionals=(Positional("ID", help="as `stoker admin tokens` lists it", key="id"),),
     options=(AT,),
-    examples=("stoker admin tokens rotate K7QD",),
+    examples=("stoker admin tokens rotate 573f7a79",),
 )
 
 

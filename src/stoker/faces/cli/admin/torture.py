@@ -39,7 +39,7 @@ GRAMMAR = Grammar(
 
 def perform(call: Call, given: dict[str, Any]) -> int:
     """Make trouble, tidy up, ask for the verdict, and say it."""
-    from stoker.faces.cli.admin.counting import counted
+    from stoker.faces.cli.admin.counting import Elapsed, counted
     from stoker.faces.cli.admin.torturing import Torture
 
     for_s = _FOR_S if given["for"] is None else given["for"]
@@ -53,7 +53,7 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     by = who_asks(call.parts.settings.environment)
     torture = Torture(client, clock=call.parts.clock, seed=seed, jobs=jobs, by=by)
     began_s = call.parts.clock.monotonic_s()
-    with counted(call, "torturing", int(for_s)) as count:
+    with counted(call, "torturing", int(for_s), Elapsed) as count:
         try:
             torture.run(for_s, lambda _done: count.reach(int(call.parts.clock.monotonic_s() - began_s)))
         finally:

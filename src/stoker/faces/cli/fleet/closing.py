@@ -37,6 +37,7 @@ def close_or_open(
         devices=tuple(given.get("device") or ()),
         why=given.get("why") or "",
         for_s=for_s,
+        is_forced=given.get("force") or False,
         by=who_asks(call.parts.settings.environment),
     )
     done = act(reach(call, given["at"]), given["name"], asked)

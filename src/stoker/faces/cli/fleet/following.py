@@ -117,7 +117,7 @@ class _Following:
                 self._call.parts.clock.sleep(_BETWEEN_S)
         if reading is not None:
             reading.finish()
-        elif not follows:
+        elif not follows and not self._has_prepared:
             self._call.out.note(f"note: nothing of attempt {attempt.number} has arrived yet")
         return 0
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.fleet.closing import MACHINE, close_or_open
 from stoker.faces.cli.fleet.reaching import AT
-from stoker.faces.cli.grammar import Grammar
+from stoker.faces.cli.grammar import Grammar, Option
 
 if TYPE_CHECKING:
     from stoker.wire.asking import DoneView, MachineAsk
@@ -18,11 +18,12 @@ GRAMMAR = Grammar(
     about=(
         "Remove a machine that is not to come back. One that joined by a code loses its certificate at once: its next "
         "word is refused, and the jobs that it holds go back to the queue; to return it has to be invited again. One "
-        "on the coordinator's own machine has none: it is refused while it holds jobs, and joins again if it works on."
+        "on the coordinator's own machine has none: it is refused while it holds jobs, and while its worker runs, "
+        "which would join again, open."
     ),
     positionals=(MACHINE,),
-    options=(AT,),
-    examples=("stoker machines forget old-laptop",),
+    options=(Option("--force", help="although its worker runs"), AT),
+    examples=("stoker machines forget old-laptop", "stoker machines forget --force desk"),
 )
 
 

@@ -21,7 +21,8 @@ GRAMMAR = Grammar(
         "Join a fleet by a code that `stoker machines invite` printed. The coordinator proves by the code that it is "
         "the one that was meant; this machine is looked at, and nobody hears of it if something stops work; then it "
         "gets a certificate of its own, which `stoker work` uses and renews. A person's code gives a token instead, "
-        "and every command here then means that fleet. The code works once and travels nowhere."
+        "and every command here then means that fleet. The code works once and travels nowhere; "
+        "who was cut off says the same command again."
     ),
     positionals=(Positional("CODE@HOST", help="the code, and where: K7QD-M2XW-9HCE@desk.local[:PORT]", key="where"),),
     options=(
@@ -44,7 +45,7 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     from stoker.faces.cli.fleet.enrolling import look_at_machine, name_to_join
     from stoker.model.principals import Role
     from stoker.worker.enrolling.invitation import read_invitation
-    from stoker.worker.enrolling.joining import begin, finish
+    from stoker.worker.enrolling.joining import begin, finish, resume
 
     call.out.is_watched = True
     refuse_both(given)
@@ -52,6 +53,10 @@ def perform(call: Call, given: dict[str, Any]) -> int:
         _check_install(call, given)
     invitation = read_invitation(given["where"])
     _under_way(call, f"asks {invitation.host} …")
+    cut_off = resume(invitation, given["name"] or "", call.parts, state=call.parts.settings.state)
+    if cut_off is not None:
+        call.out.note("note: goes on with an attempt to join that was cut off")
+        return _joined(call, given, cut_off, ())
     proven = begin(invitation, call.parts)
     _refuse_other_role(proven, is_operator=given["operator"])
     _refuse_second(call, proven, again=given["again"])
@@ -67,7 +72,11 @@ def perform(call: Call, given: dict[str, Any]) -> int:
         call.out.object({"joined": False, "url": proven.url, "checks": [check.to_dict() for check in found]})
         call.out.complain(f"stoker: not joined: {bad[0].name}: {bad[0].message}\nhint: the code still works")
         return 1
-    membership = finish(proven, name, call.parts, state=call.parts.settings.state)
+    return _joined(call, given, finish(proven, name, call.parts, state=call.parts.settings.state), found)
+
+
+def _joined(call: Call, given: dict[str, Any], membership: Membership, found: tuple[Check, ...]) -> int:
+    """Tell what was given, and keep a worker going if that is wanted."""
     _tell(call, membership, found, installs=given["install"])
     if given["install"]:
         from stoker.faces.cli.fleet.services import boot_line

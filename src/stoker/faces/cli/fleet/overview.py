@@ -48,8 +48,8 @@ class FleetLook:
         yield f"fleet of {self.url}, {status.database}, up for {span(max(0.0, now_s - status.started_s))}"
         yield f"jobs: {_counts(status.jobs, [str(state) for state in JobState])}"
         yield f"machines: {_counts(status.machines)}"
-        if status.settling_s > 0:
-            yield f"it started just now: whoever is silent keeps its jobs for {format_duration(status.settling_s)} more"
+        if status.settling_s > 0 and self.machines:
+            yield f"it started lately: whoever is silent keeps its jobs for {format_duration(status.settling_s)} more"
         yield from symptom_lines(status.symptoms, now_s)
         if self.machines:
             yield ""

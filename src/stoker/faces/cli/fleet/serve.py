@@ -8,7 +8,7 @@ from typing import Any
 from stoker.coordinator.service.options import KeepTree, Ready, ServeOptions
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.fleet.services import INSTALL, UNINSTALL, YES, refuse_both
-from stoker.faces.cli.grammar import Grammar, Option, duration
+from stoker.faces.cli.grammar import Grammar, Option, duration, size
 from stoker.faces.cli.output import Output
 from stoker.model.units import format_duration
 from stoker.wire.orders import Submission
@@ -20,7 +20,7 @@ GRAMMAR = Grammar(
         "database is named; it listens to this machine alone unless told otherwise. Elsewhere it speaks TLS from its "
         "own CA: machines and people join with a code (`stoker machines invite`). Ctrl-C or TERM ends it in order, "
         "and nothing that was answered is lost; HUP reads the cluster file and the manifest again. With --install it "
-        "starts with this machine, listens to others, and a worker beside it."
+        "starts with this machine, listens to others, and has a worker beside it."
     ),
     options=(
         Option("--db", value="URL", help="sqlite:///PATH or postgresql://…; unless told, a file below STOKER_HOME"),
@@ -29,6 +29,14 @@ GRAMMAR = Grammar(
         Option("--manifest", value="FILE", help="jobs to begin with"),
         Option("--lease", value="TIME", read=duration, help="how long a silent worker keeps its jobs, 90s unless told"),
         Option("--heartbeat", value="TIME", read=duration, help="how often workers speak, 30s unless told"),
+        Option("--keep-events", value="TIME", read=duration, help="how long old events stay, 90d unless told"),
+        Option(
+            "--upload-limit",
+            value="SIZE",
+            read=size,
+            help="the most that one job's code, one input or one result may be: 20G; unless told, 1 TiB, and in any "
+            "case 2 GiB of the disk stay free of code and data",
+        ),
         Option("--token-file", value="FILE", help="the operator's token; unless told, one is made below STOKER_HOME"),
         Option("--advertise", value="NAME[,NAME]", help="names by which other machines reach it, beside its own"),
         Option("--certificate-life", value="TIME", read=duration, help="of machines' certificates, 30d unless told"),
@@ -67,14 +75,16 @@ def perform(call: Call, given: dict[str, Any]) -> int:
         manifest=_path(call, given["manifest"]),
         lease_s=given["lease"],
         heartbeat_s=given["heartbeat"],
+        events_kept_s=given["keep_events"],
         token_file=_path(call, given["token_file"]),
+        upload_limit_bytes=given["upload_limit"],
         advertise=given["advertise"] or "",
         certificate_life_s=given["certificate_life"],
         **_accepted_code(call, given["accept_code"]),
     )
     out = call.out
     out.goes_on_unread = out.is_watched = True
-    serving = call.parts.serving(options, lambda path, keep: _read_manifest(call, path, keep))
+    serving = call.parts.serving(options, lambda path, keep, url: _read_manifest(call, path, keep, url))
     return serving.run(on_ready=lambda ready: _tell(out, ready), say=out.note)
 
 
@@ -95,16 +105,19 @@ def _tell(out: Output, ready: Ready) -> None:
     out.note(f"next: {join}   then: stoker submit manifest.toml")
 
 
-def _read_manifest(call: Call, path: str, keep: KeepTree) -> Submission:
+def _read_manifest(call: Call, path: str, keep: KeepTree, url: str) -> Submission:
+    """Read it as `submit` does; its code and data are kept first. Data stays where all machines are this one."""
     from stoker.plan.code_identity import CodeIdentity
+    from stoker.worker.shipping.tree_sending import InFolder, InStore
     from stoker.worker.submitting.manifest_orders import read_orders
     from stoker.worker.submitting.submitted_code import CodeWishes
 
     code = CodeIdentity(os.path.join(call.parts.settings.state, "code.json"))
     wishes = CodeWishes(ours=(call.parts.settings.home,))
     orders = read_orders(path, desk=call.desk(), code=code, wishes=wishes)
-    for packed in orders.packed:
-        keep(packed.tree, packed.project.root)
+    for one in orders.to_send(url):
+        source = InFolder(one.root) if one.record is None else InStore(call.parts.store, one.record)
+        keep(one.tree, source.open)
     return orders.submission(submitter="coordinator")
 
 

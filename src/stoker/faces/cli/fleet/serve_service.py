@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.fleet.reaching import client_of
 from stoker.faces.cli.fleet.services import boot_line, check_services, install_services, uninstall_services
+from stoker.faces.cli.fleet.work_service import worker_beside
 from stoker.faces.view.trust import join_lines
 from stoker.launch.services import Kind, Service
 from stoker.model.errors import BadInput, StokerError
@@ -24,7 +25,8 @@ _CODE_S = 900.0
 _JOINS_WITHIN_S = 30.0
 _LOOK_EVERY_S = 0.2
 _PLAIN = ("listen", "advertise")
-_TIMES = ("lease", "heartbeat", "certificate_life")
+_TIMES = ("lease", "heartbeat", "keep_events", "certificate_life")
+_SIZES = ("upload_limit",)
 _PATHS = ("cluster", "manifest", "token_file", "accept_code")
 
 
@@ -36,7 +38,7 @@ def install_serve(call: Call, given: dict[str, Any]) -> int:
             hint="--token-file FILE, or unset it: the coordinator makes one of its own",
         )
     serve = call.parts.service(Kind.SERVE, serve_words(call, given))
-    work = call.parts.service(Kind.WORK, (), after=serve.label)
+    work = worker_beside(call, serve.label)
     check_services(call, (serve, work), yes=given["yes"])
     _refuse_another(call, serve)
     if not install_services(call, (serve, work), yes=given["yes"]):
@@ -60,6 +62,7 @@ def serve_words(call: Call, given: dict[str, Any]) -> tuple[str, ...]:
         scheme, slashes, path = given["db"].partition("sqlite:///")
         words["db"] = f"{slashes}{call.path(path)}" if slashes and not scheme else given["db"]
     words |= {name: f"{given[name]:g}s" for name in _TIMES if given[name] is not None}
+    words |= {name: str(given[name]) for name in _SIZES if given[name] is not None}
     words |= {name: call.path(given[name]) for name in _PATHS if given[name]}
     return tuple(word for name, value in words.items() for word in (f"--{name.replace('_', '-')}", value))
 

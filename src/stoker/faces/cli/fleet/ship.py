@@ -76,7 +76,7 @@ class _Sent:
 
     def heed(self, size_bytes: int) -> None:
         with self._turn:
-            self._amount.done_bytes += size_bytes
+            self._amount.add(size_bytes)
 
     def stop(self, error: StokerError) -> None:
         """Ask it to end: everything that was sent is kept."""

@@ -109,16 +109,40 @@ def _lines(call: Call, story: JobStory, args: dict[str, Any]) -> list[str]:
 
 
 def origin_lines(story: JobStory) -> list[str]:
-    """Tell which code and which data the last try ran with, by digest."""
-    facts = story.attempts[-1].facts if story.attempts else {}
+    """Tell which code, data and environment it runs with, by digest: as the last try that ended says, else as ordered.
+
+    A job that goes on may have been ordered anew since its last try.
+    """
+    facts = story.attempts[-1].facts if story.attempts and JobState(story.job.state).is_terminal else {}
     tree, commit, data = facts.get("code_tree"), facts.get("commit"), facts.get("data")
+    if not isinstance(tree, str) or not tree:
+        tree, commit = story.code_tree, story.commit
     lines = []
-    if isinstance(tree, str) and tree:
+    if tree:
         stands = f"  {_inside(commit_text(commit))}" if isinstance(commit, str) and commit else ""
         lines.append(f"code    tree {_inside(tree[:_SHORT])}{stands}")
-    if isinstance(data, dict):
-        lines += [f"data    {_inside(str(name))} {_inside(_short(str(held)))}" for name, held in data.items()]
-    return lines
+    if not isinstance(data, dict) or not data:
+        data = _ordered_data(story)
+    lines += [f"data    {_inside(str(name))} {_inside(_short(str(held)))}" for name, held in data.items()]
+    return [*lines, *(f"env     {_inside(_choice_text(one))}" for one in story.environment)]
+
+
+def _ordered_data(story: JobStory) -> dict[str, str]:
+    """Give what is to be brought: the variable or argument → the digest, or the repository at its commit."""
+    return {
+        str(one.get("where", "")).partition(":")[2]: str(one.get("repo") or f"tree:{one.get('tree', '')}")
+        for one in story.inputs
+    }
+
+
+def _choice_text(choice: dict[str, Any]) -> str:
+    """Say which way to an interpreter was ordered: `linux-aarch64: uv.lock 0123456789ab, Python >=3.10`."""
+    path, digest, python = (str(choice.get(name) or "") for name in ("path", "digest", "python"))
+    way = path or "the machine's own Python"
+    if choice.get("kind") != "python" and digest:
+        way += f" {digest[:_SHORT]}"
+    platform = str(choice.get("platform") or "")
+    return (f"{platform}: " if platform else "") + way + (f", Python {python}" if python else "")
 
 
 def commit_text(commit: str) -> str:

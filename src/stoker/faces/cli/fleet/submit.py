@@ -85,13 +85,21 @@ GRAMMAR = Grammar(
         Option("--keep", help="keep their results, without asking"),
         Option("-y", "--yes", help="do not ask"),
         Option(
-            "--at", value="URL", help="the coordinator; STOKER_COORDINATOR, or the one on this machine, unless told"
+            "--at",
+            value="URL",
+            help="the coordinator; unless told STOKER_COORDINATOR, the one on this machine, or the one that was joined",
         ),
         Option(
             "--config", value="FILE", help="a YAML or TOML file to start from; several: later ones win", is_many=True
         ),
         Option(
             "--name", value="NAME", help="what the job is called; the recipe's last word, or the script, unless told"
+        ),
+        Option(
+            "--ranks",
+            value="N",
+            read=whole(1),
+            help="run a program, or a recipe that has ranks=, as N processes that start and end together",
         ),
         Option("--priority", value="N", read=_priority, help="before others if it is higher; strictly"),
         Option("--after", value="NAME", help="a job that has to complete first; may be given again", is_many=True),
@@ -131,7 +139,7 @@ GRAMMAR = Grammar(
     ),
     takes_program=True,
 )
-_TYPED_ONLY = ("config", "name", "priority", "after", "host", "secret", "env", "attempts", "timeout")
+_TYPED_ONLY = ("config", "name", "ranks", "priority", "after", "host", "secret", "env", "attempts", "timeout")
 
 
 def perform(call: Call, given: dict[str, Any]) -> int:
@@ -248,7 +256,8 @@ def _typed(call: Call, given: dict[str, Any]) -> Orders:
         allowed_hosts=tuple(given["host"]),
         env=_env(given["env"]),
     )
-    words = [wanted.target, *wanted.overrides, *(["--", *wanted.program] if wanted.program else [])]
+    named = ("--name", given["name"]) if given["name"] else ()
+    words = [*named, wanted.target, *wanted.overrides, *(["--", *wanted.program] if wanted.program else [])]
     source = f"stoker submit {shlex.join([word for word in words if word])}"
     return orders_of_draft(
         draft,

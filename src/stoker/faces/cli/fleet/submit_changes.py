@@ -12,6 +12,7 @@ from stoker.model.units import format_size
 from stoker.wire.orders import JobOrder, OrderOutcome, Outcome, Submitted
 
 _MOST_LISTED = 20
+_SHORT = 12
 _SIGNS = {
     Outcome.NEW: "+",
     Outcome.KNOWN: "=",
@@ -26,9 +27,10 @@ def change_lines(jobs: Sequence[JobOrder], answer: Submitted, *, source: str, co
     rows = []
     listed: dict[Outcome, int] = {}
     for order, job in zip(jobs, answer.jobs, strict=True):
-        listed[job.outcome] = listed.get(job.outcome, 0) + 1
-        if listed[job.outcome] <= _MOST_LISTED:
-            rows.append([f"{_SIGNS[job.outcome]} {_called(order)}", _what(order), _outcome_text(job)])
+        told_as = job.told_as
+        listed[told_as] = listed.get(told_as, 0) + 1
+        if listed[told_as] <= _MOST_LISTED:
+            rows.append([f"{_SIGNS[told_as]} {_called(order)}", _what(order), _outcome_text(job)])
     lines = table(rows, columns=columns)
     for outcome, count in listed.items():
         if count > _MOST_LISTED:
@@ -54,7 +56,7 @@ def order_lines(jobs: Sequence[JobOrder], *, columns: int) -> list[str]:
 def counts_text(answer: Submitted) -> str:
     """Give how many jobs there are of each outcome."""
     total = len(answer.jobs)
-    counts = {outcome: sum(job.outcome is outcome for job in answer.jobs) for outcome in Outcome}
+    counts = {outcome: sum(job.told_as is outcome for job in answer.jobs) for outcome in Outcome}
     listed = ", ".join(f"{count:,} {outcome}" for outcome, count in counts.items() if count)
     return f"{total:,} job{'' if total == 1 else 's'}: {listed}" if listed else "no jobs"
 
@@ -71,6 +73,7 @@ def told(order: JobOrder, outcome: OrderOutcome, *, dry_run: bool) -> dict[str, 
         "state": outcome.state,
         "changes": list(outcome.changes),
         "known_as": outcome.known_as,
+        "instead_of": outcome.instead_of,
         "forecast": outcome.forecast,
         "dry_run": dry_run,
     }
@@ -92,11 +95,16 @@ def needs_text(order: JobOrder) -> str:
 
 
 def _outcome_text(outcome: OrderOutcome) -> str:
+    known = f"known: {outcome.state}"
+    if outcome.instead_of:
+        changes = f"changed: {', '.join(outcome.changes) or 'it'}"
+        stays = f"the one before stays: stoker cancel {outcome.instead_of[:_SHORT]}"
+        return "; ".join(filter(None, (changes, outcome.forecast, stays)))
     match outcome.outcome:
         case Outcome.NEW:
             return ": ".join(filter(None, ("new", outcome.forecast)))
         case Outcome.KNOWN:
-            return f"known: {outcome.state}"
+            return f"already in the queue as {outcome.known_as}: {outcome.state}" if outcome.known_as else known
         case Outcome.CHANGED:
             changes = f"changed: {', '.join(outcome.changes) or 'it'} ({outcome.state})"
             return f"already in the queue as {outcome.known_as}; {changes}" if outcome.known_as else changes

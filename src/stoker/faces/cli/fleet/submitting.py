@@ -12,7 +12,7 @@ from stoker.faces.cli.fleet.submit_summary import Summary, add_code, add_data
 from stoker.faces.view.signs import ASCII, UNICODE
 from stoker.model.errors import Refused, StokerError
 from stoker.model.lifecycle import JobState
-from stoker.wire.orders import JobOrder, OnChangedCode, Outcome, Submitted
+from stoker.wire.orders import OnChangedCode, Outcome, Submitted
 from stoker.worker.submitting.person import who_asks
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def submit(call: Call, given: dict[str, Any], orders: Orders, client: FleetClien
 
         return watch(call, client, done.jobs)
     if orders.jobs and not out.is_quiet:
-        out.line(_follow(orders.jobs[0]))
+        out.line(_follow(done.jobs[0].shown))
     return 0
 
 
@@ -127,7 +127,7 @@ def _ask_about_kept(call: Call, preview: Submitted) -> OnChangedCode:
     if not kept:
         return OnChangedCode.KEEP
     them = (
-        f"{kept[0].name} has completed, and its" if len(kept) == 1 else f"{len(kept):,} jobs have completed, and their"
+        f"{kept[0].shown} has completed, and its" if len(kept) == 1 else f"{len(kept):,} jobs have completed, and their"
     )
     again = call.out.asks(f"{them} code is another now. Run again?")
     return OnChangedCode.RERUN if again else OnChangedCode.KEEP
@@ -145,7 +145,7 @@ def _warn_about_kept(call: Call, answer: Submitted) -> None:
     kept = [job for job in answer.jobs if job.outcome is Outcome.KEPT]
     if kept:
         signs = UNICODE if call.out.is_unicode else ASCII
-        names = ", ".join(_called(job.name, job.number) for job in kept[:5]) + (", …" if len(kept) > 5 else "")
+        names = ", ".join(job.shown for job in kept[:5]) + (", …" if len(kept) > 5 else "")
         call.out.complain(
             f"{signs.warned} KEPT, not run again: {names}: completed with other code than there is now "
             f"({_jobs(len(kept))}); --rerun runs them again"
@@ -161,14 +161,10 @@ def _hint_at_ended(call: Call, answer: Submitted) -> None:
     ]
     outdated = [job for job in answer.jobs if job.state == JobState.COMPLETED and job.changes == ("code_tree",)]
     if outdated:
-        them = (
-            f"{_called(outdated[0].name, outdated[0].number)} stays"
-            if len(outdated) == 1
-            else f"{_jobs(len(outdated))} stay"
-        )
+        them = f"{outdated[0].shown} stays" if len(outdated) == 1 else f"{_jobs(len(outdated))} stay"
         call.out.note(f"hint: {them} completed, though other files of the project changed since; --rerun runs again")
     if ended:
-        name = _called(ended[0].name, ended[0].number)
+        name = ended[0].shown
         call.out.note(f"hint: {name} stays {ended[0].state}: stoker jobs requeue {name} starts it again")
 
 
@@ -183,16 +179,11 @@ def _show_places(call: Call, answer: Submitted, client: FleetClient) -> None:
         except StokerError:
             # They are submitted whatever can be said about them.
             return
-        call.out.line(f"  {_called(job.name, job.number)}  {verdict}")
+        call.out.line(f"  {job.shown}  {verdict}")
 
 
-def _follow(first: JobOrder) -> str:
-    name = _called(first.name, first.number)
+def _follow(name: str) -> str:
     return f"follow: stoker logs -f {name} · stoker jobs · stoker explain {name}"
-
-
-def _called(name: str, number: int) -> str:
-    return f"{name}/{number}" if number else name
 
 
 def _jobs(count: int) -> str:

@@ -76,7 +76,7 @@ class Watching:
             if JobState(job.state).is_terminal:
                 self._count(JobState(job.state))
             else:
-                self._left[job.id] = job.name
+                self._left[job.id] = _base(job.shown)
 
     @property
     def left(self) -> int:

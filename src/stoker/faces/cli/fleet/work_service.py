@@ -9,16 +9,21 @@ from stoker.faces.cli.call import Call
 from stoker.faces.cli.fleet.services import boot_line, check_services, install_services, uninstall_services
 from stoker.launch.services import Kind, Service
 from stoker.model.errors import Usage
+from stoker.model.units import parse_duration
 
 _PLAIN = ("join", "name", "run_as")
+_GRACE, _JOIN = "--grace", "--join"
 
 
 def install_work(call: Call, given: dict[str, Any]) -> int:
     """Install a worker as it was asked for."""
     if given["once"] or given["until_idle"]:
         raise Usage("a service goes on: --once and --until-idle are for a worker that ends")
+    # Beside a coordinator of this home it starts after it, unless it works for another one.
+    serve = call.parts.service(Kind.SERVE, ()).label
+    after = serve if not given["join"] and call.parts.installer().stands(serve) else ""
     service = call.parts.service(
-        Kind.WORK, work_words(given), called=given["name"] or "", grace_s=given["grace"] or 0.0
+        Kind.WORK, work_words(given), called=given["name"] or "", grace_s=given["grace"] or 0.0, after=after
     )
     if not install_services(call, (service,), yes=given["yes"]):
         return 1
@@ -35,6 +40,15 @@ def uninstall_work(call: Call, given: dict[str, Any]) -> int:
 def worker_service(call: Call) -> Service:
     """Give the service of a machine that has joined, or is about to: it knows by itself for whom to work."""
     return call.parts.service(Kind.WORK, ())
+
+
+def worker_beside(call: Call, serve: str) -> Service:
+    """Give the service of the worker beside a coordinator, with the options it has where one stands already."""
+    words = call.parts.installer().words_of(worker_service(call).label)
+    grace = words[words.index(_GRACE) + 1 :][:1] if _GRACE in words else ()
+    return call.parts.service(
+        Kind.WORK, words, grace_s=sum(map(parse_duration, grace), 0.0), after="" if _JOIN in words else serve
+    )
 
 
 def check_worker(call: Call, *, yes: bool) -> None:

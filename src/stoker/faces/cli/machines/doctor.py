@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.faces.cli.call import Call
-from stoker.faces.cli.grammar import Grammar, Option
+from stoker.faces.cli.grammar import Grammar, Option, whole
 from stoker.faces.view.checks import check_lines, summary
 from stoker.faces.view.signs import ASCII, UNICODE
 from stoker.hardware.checkup import Check, check_machine, check_recipes, check_surroundings
@@ -14,7 +14,16 @@ from stoker.hardware.requiring import WORDS, faked_by, missing, read_words
 from stoker.hardware.smoke import check_smoke
 from stoker.model.capability import Capability
 
+if TYPE_CHECKING:
+    from stoker.gang.rehearsing import Rehearsal
+
 _FORMAT = 1
+
+
+def _read_ranks(text: str) -> int:
+    """Read how many ranks are meant; 0 for as many as fit."""
+    return 0 if text == "auto" else whole(1)(text)
+
 
 GRAMMAR = Grammar(
     "doctor",
@@ -22,7 +31,8 @@ GRAMMAR = Grammar(
         "Look at this machine and say what matters: processors, memory, disks, each accelerator with three separate "
         "answers (installed, visible to programs, usable), torch, containment, clock, ports. ✓ is well, ! is worth "
         "knowing, ✗ stops work; a hint says what to do. Nothing is changed. Exit code 1 only if something that "
-        "--require names is not there, or if --smoke computes wrongly."
+        "--require names is not there, or if --smoke computes wrongly; --gang has codes of its own (54: a rank failed, "
+        "55: a rank was silent, 29: torch is missing)."
     ),
     options=(
         Option(
@@ -34,8 +44,19 @@ GRAMMAR = Grammar(
         ),
         Option("--deep", help="ask torch as well, in a child, even if nothing speaks for a device"),
         Option("--smoke", help="compute something small on the CPU and on each device, and compare"),
+        Option(
+            "--gang",
+            value="N",
+            read=_read_ranks,
+            help="bring N ranks up together and have them add something up; auto: one for each GPU, at least 2",
+        ),
     ),
-    examples=("stoker doctor", "stoker doctor --require cuda", "stoker doctor --smoke --json"),
+    examples=(
+        "stoker doctor",
+        "stoker doctor --require cuda",
+        "stoker doctor --smoke --json",
+        "stoker doctor --gang 2",
+    ),
 )
 
 
@@ -46,6 +67,7 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     capability = parts.detect(asks_torch=True, deep=given["deep"])
     lacking = missing(capability, required)
     smoked = parts.smoke(capability) if given["smoke"] else ()
+    rehearsal = None if given["gang"] is None else parts.rehearse(given["gang"], capability)
     checks = [
         *check_machine(capability),
         *check_surroundings(parts.survey),
@@ -53,6 +75,7 @@ def perform(call: Call, given: dict[str, Any]) -> int:
         *check_torch(capability),
         check_recipes(len(capability.recipes), parts.recipes[1]),
         *check_smoke(smoked),
+        *_check_gang(rehearsal),
         *check_required(lacking),
     ]
     _show(call, capability, checks)
@@ -67,6 +90,7 @@ def perform(call: Call, given: dict[str, Any]) -> int:
             "label": faked_by(capability),
             "checks": [check.to_dict() for check in checks],
             "smoke": [one.to_dict() for one in smoked],
+            "gang": None if rehearsal is None else rehearsal.to_dict(),
             "capability": capability.to_dict(),
         }
     )
@@ -74,7 +98,17 @@ def perform(call: Call, given: dict[str, Any]) -> int:
         # Whoever looks at the screen has read it there.
         for one in lacking:
             call.out.complain(f"stoker: {one.message}\nhint: {one.hint}")
+    if rehearsal is not None and rehearsal.error is not None:
+        return rehearsal.error.exit_code
     return 1 if lacking or any(one.is_wrong for one in smoked) else 0
+
+
+def _check_gang(rehearsal: Rehearsal | None) -> tuple[Check, ...]:
+    if rehearsal is None:
+        return ()
+    from stoker.faces.view.gang_checks import check_gang
+
+    return check_gang(rehearsal)
 
 
 def _show(call: Call, capability: Capability, checks: list[Check]) -> None:

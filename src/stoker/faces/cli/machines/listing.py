@@ -53,10 +53,11 @@ def _list_fleet(call: Call, client: FleetClient) -> None:
     machines = client.machines()
     for machine in machines:
         out.object({**machine.model_dump(mode="json"), "is_here": False})
-    out.line(f"\nfleet of {client.url}" + ("" if machines else ": no machine has joined yet"))
-    for line in table([machine_row(one, now_s) for one in machines], header=MACHINE_HEADER, columns=out.columns):
-        out.line(line)
-    if not machines:
+    out.line(f"\nfleet of {client.url}" + ("" if machines else ": no machine belongs to it"))
+    if machines:
+        for line in table([machine_row(one, now_s) for one in machines], header=MACHINE_HEADER, columns=out.columns):
+            out.line(line)
+    else:
         is_local = client.url.startswith("http://")
         out.note(f"hint: stoker {f'work --join {client.url}' if is_local else 'machines invite'}")
 

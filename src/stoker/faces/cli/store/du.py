@@ -7,6 +7,7 @@ from typing import Any
 
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.grammar import Grammar
+from stoker.faces.cli.store.environments import show_environments
 from stoker.faces.cli.store.everywhere import models_cache
 from stoker.faces.view.tables import table
 from stoker.faces.view.times import ago
@@ -25,9 +26,9 @@ _LISTED = 5
 GRAMMAR = Grammar(
     "store",
     about=(
-        "Say how much is kept: results by stage and kind, what was put by name, and the rest of the store. Bytes that "
-        "several of them share are counted once, for the first. `stoker clean-cache` also lists what lies "
-        "outside of the store."
+        "Say how much is kept: results by stage and kind, what was put by name, Python environments that jobs run in, "
+        "and the rest of the store. Bytes that several of them share are counted once, for the first. `stoker "
+        "clean-cache` also lists what else lies outside of the store."
     ),
     examples=("stoker store", "stoker store du --json", "stoker store prune --max-size 10G"),
 )
@@ -63,6 +64,7 @@ def perform(call: Call, _given: dict[str, Any]) -> int:
         )
     }
     places["unfinished downloads"] = unfinished_bytes(models_cache(call))
+    has_environments, places["environments"] = show_environments(call, is_first=not (has_results or has_puts))
     out.object(
         {
             "total_bytes": total,
@@ -71,7 +73,7 @@ def perform(call: Call, _given: dict[str, Any]) -> int:
         }
     )
     beside = "".join(f", {format_size(size)} in {name}" for name, size in places.items() if size)
-    gap = "\n" if has_results or has_puts else ""
+    gap = "\n" if has_results or has_puts or has_environments else ""
     out.line(f"{gap}{format_size(total)} in {store.places.root}{beside}")
     _show_quarantine(call, list_quarantine(store.places.quarantine))
     return 0

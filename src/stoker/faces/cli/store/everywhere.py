@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stoker.faces.cli.call import Call
+from stoker.faces.cli.store.environments import shelf_of
 from stoker.faces.view.tables import table
 from stoker.model.errors import BadInput
 from stoker.model.units import format_size
@@ -24,7 +25,9 @@ def clean(call: Call, found: Findings, *, more: More, is_told: bool, may_ask: bo
         out.line("nothing was removed; --yes does it" if has_something else "nothing has to go")
         return 0
     leases = parts.tools.engine.leases
-    cleared = clear(parts.store, parts.objects, areas, found, leases=leases, clock=parts.clock)
+    cleared = clear(
+        parts.store, parts.objects, areas, found, leases=leases, environments=shelf_of(call), clock=parts.clock
+    )
     out.object({**total, "done": True, "freed_bytes": cleared.freed_bytes, "stuck": list(cleared.stuck)})
     out.line(f"freed {format_size(cleared.freed_bytes)}")
     for stuck in cleared.stuck:
@@ -48,6 +51,7 @@ def _folders(call: Call) -> Folders:
         state=settings.state,
         scratch=call.parts.tools.scratch,
         out=settings.out,
+        envs=settings.envs,
         models=models_cache(call),
     )
 

@@ -7,12 +7,14 @@ from typing import Any
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.fleet.reaching import AT
 from stoker.faces.cli.grammar import Grammar, Option, duration, size, whole
+from stoker.faces.cli.store.environments import shelf_of, show_offer
 from stoker.faces.view.tables import table
 from stoker.model.errors import Usage
 from stoker.model.units import format_size
 from stoker.store.prune import candidates, carry_out, young_bytes
 from stoker.store.records import Record
 from stoker.store.retention import PruneDecision, decide_prune
+from stoker.worker.environments.pruning import Offer, drop, offer
 from stoker.worker.upkeep import (
     Cleared,
     Rubbish,
@@ -31,15 +33,17 @@ GRAMMAR = Grammar(
         "Free space: results unused for too long go, then the least recently used until the rest fits. What is pinned, "
         "put under a name, or used by a running job, stays. What was pruned is still known: it counts as a result "
         "until somebody needs the bytes. Leftovers of processes that died go too, uploads that rested for a week, and "
-        "checkpoints of work that did not succeed after 30 days. `stoker clean-cache` is the same as `stoker store "
-        "prune --everywhere`: it lists every place that Stoker fills, with its size, and clears up all of them. With "
-        "--fleet the coordinator's results go instead: too old ones, except each job's newest, then the oldest until "
-        "the rest fits; pinned ones stay. What "
-        "would go is shown first; nothing is removed unless you say --yes, or y where it asks you, at a terminal."
+        "checkpoints of work that did not succeed after 30 days. Python environments that no job runs in go by "
+        "--older-than and --max-envs; they are built again when a job needs them. `stoker clean-cache` is the same as "
+        "`stoker store prune --everywhere`: it lists every place that Stoker fills, with its size, and clears up all "
+        "of them. With --fleet the coordinator's results go instead: too old ones, except each job's newest, then the "
+        "oldest until the rest fits; pinned ones stay. What would go is shown first; nothing is removed unless you say "
+        "--yes, or y where it asks you, at a terminal."
     ),
     options=(
         Option("--max-size", value="SIZE", read=size, help="keep at most this much: 500MB, 10G"),
         Option("--older-than", value="TIME", read=duration, help="let go of what was unused for longer: 12h, 30d"),
+        Option("--max-envs", value="SIZE", read=size, help="keep at most this much of Python environments: 20G, 0"),
         Option("--everywhere", help="every place, not only the store"),
         Option("--fleet", help="results and logs that lie with the coordinator, instead of this machine's store"),
         Option("--keep-last", value="N", read=whole(0), help="with --fleet: of each job, so many of its newest; 1"),
@@ -83,25 +87,36 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     )
     rubbish = find_rubbish(parts.store, parts.objects, leases, parts.clock, scratch=parts.tools.scratch)
     spared_bytes = young_bytes(parts.store, decision, clock=parts.clock, leftovers=rubbish.staging)
+    environments = offer(
+        shelf_of(call),
+        now_s=parts.clock.wall_s(),
+        max_bytes=given["max_envs"],
+        older_than_s=given["older_than"],
+    )
     if given["everywhere"]:
         from stoker.faces.cli.store.everywhere import clean
         from stoker.worker.cleaning import Findings, More
 
-        findings = Findings(candidates=found, decision=decision, rubbish=rubbish, young_bytes=spared_bytes)
+        findings = Findings(
+            candidates=found, decision=decision, rubbish=rubbish, environments=environments, young_bytes=spared_bytes
+        )
         more = More(quarantine=given["quarantine"], downloads=given["downloads"])
         return clean(call, findings, more=more, is_told=given["yes"], may_ask=not given["dry_run"])
     _show(call, decision, rubbish, spared_bytes)
-    has_something = bool(decision.removals) or not rubbish.is_none
+    show_offer(call, environments)
+    has_something = bool(decision.removals) or not rubbish.is_none or not environments.is_none
     is_wanted = given["yes"] or (has_something and not given["dry_run"] and out.asks("Remove that?"))
     cleared = Cleared(freed_bytes=0)
     if is_wanted:
         cleared = _carry_out(call, decision, rubbish, promised_bytes=decision.freed_bytes - spared_bytes)
+        dropped = drop(shelf_of(call), environments, clock=parts.clock)
+        cleared = Cleared(freed_bytes=cleared.freed_bytes + dropped.freed_bytes, stuck=(*cleared.stuck, *dropped.stuck))
         out.line(f"freed {format_size(cleared.freed_bytes)}")
         for stuck in cleared.stuck:
             out.note(f"note: it stays: {stuck}")
     elif has_something:
         out.line("nothing was removed; --yes does it")
-    _tell(call, decision, rubbish, cleared, is_done=is_wanted, spared_bytes=spared_bytes)
+    _tell(call, decision, rubbish, environments, cleared, is_done=is_wanted, spared_bytes=spared_bytes)
     return 0
 
 
@@ -109,6 +124,8 @@ def _refuse_misfits(given: dict[str, Any]) -> None:
     for word in ("quarantine", "downloads"):
         if given[word] and not given["everywhere"]:
             raise Usage(f"--{word} goes with --everywhere", hint=f"stoker store prune --everywhere --{word}")
+    if given["max_envs"] is not None and given["fleet"]:
+        raise Usage("--max-envs is about this machine, --fleet about the coordinator", hint="stoker help store prune")
     for word in ("keep_last", "logs_older_than", "at"):
         if given[word] is not None and not given["fleet"]:
             option = word.replace("_", "-")
@@ -132,8 +149,15 @@ def _carry_out(call: Call, decision: PruneDecision, rubbish: Rubbish, *, promise
     )
 
 
-def _tell(
-    call: Call, decision: PruneDecision, rubbish: Rubbish, cleared: Cleared, *, is_done: bool, spared_bytes: int
+def _tell(  # noqa: PLR0913 - everything that one answer tells
+    call: Call,
+    decision: PruneDecision,
+    rubbish: Rubbish,
+    environments: Offer,
+    cleared: Cleared,
+    *,
+    is_done: bool,
+    spared_bytes: int,
 ) -> None:
     call.out.object(
         {
@@ -151,6 +175,11 @@ def _tell(
             "uploads": len(rubbish.uploads),
             "unnamed_blobs": rubbish.blobs,
             "unnamed_blob_bytes": rubbish.blob_bytes,
+            "environments": len(environments.decision.removals),
+            "environments_before_bytes": environments.decision.before_bytes,
+            "environments_after_bytes": environments.decision.after_bytes,
+            "environments_kept": environments.decision.kept_by_reason,
+            "unfinished_environments": len(environments.leftovers),
         }
     )
 
