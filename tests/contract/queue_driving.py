@@ -93,7 +93,7 @@ class Driven:
         assert isinstance(answer, Submitted)
         return answer
 
-    def join(self, *machines: str, slots: int = 4) -> None:
+    def join(self, *machines: str, slots: int = 4, accepts: tuple[str, ...] = ()) -> None:
         for machine in machines:
             found = Capability(
                 hostname=machine,
@@ -110,6 +110,7 @@ class Driven:
                     capability=found.to_dict(),
                     capability_digest=machine,
                     slots=slots,
+                    accepts=accepts,
                 )
             )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gzip
 import io
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -151,6 +152,12 @@ TAMPERING = {
     "a bundle's bytes": ("UPDATE bundles SET size_bytes = 11", "bundle_has_bytes"),
     "a place in the line": ("UPDATE jobs SET is_ready = false WHERE name = 'prep'", "waits_with_reason"),
     "what a job waits for": ("DELETE FROM after", "waits_with_reason"),
+    "a job's order": ("UPDATE jobs SET spec = replace(spec, 'gbt', 'knn') WHERE name = 'prep'", "integrity"),
+    "what a job wants": ("UPDATE jobs SET spec = substr(spec, 1, 100) WHERE name = 'prep'", "integrity"),
+    "a result's digest": (f"UPDATE jobs SET tree = 'no digest' WHERE seq = {OF_DONE}", "integrity"),
+    "a state that there is not": (f"UPDATE jobs SET state = 'done' WHERE seq = {OF_DONE}", "integrity"),
+    "a class": ("UPDATE classes SET wanted = replace(wanted, 'cpu', 'gpu')", "integrity"),
+    "what was measured": (f"UPDATE jobs SET metrics = '{{' WHERE seq = {OF_DONE}", "integrity"),
     "the generation": ("UPDATE meta SET value = '0' WHERE key = 'generation'", "epochs_grow"),
 }
 
@@ -171,7 +178,7 @@ def test_sqlites_own_damage_is_found(tmp_path: Path, busy_sqlite: tuple[str, Dri
     fleet = _copy_of(busy_sqlite[1], f"sqlite:///{tmp_path}/queue.db")
     with tampered(fleet.url, "DELETE FROM jobs WHERE name = 'plain'") as connection:
         connection.commit()
-        root = connection.exec_driver_sql("SELECT rootpage FROM sqlite_master WHERE name = 'attempts'").scalar_one()
+        root = connection.exec_driver_sql("SELECT rootpage FROM sqlite_master WHERE name = 'jobs'").scalar_one()
         page_bytes = connection.exec_driver_sql("PRAGMA page_size").scalar_one()
     assert any(one.rule == "integrity" and "points at a row of jobs" in one.message for one in found(fleet))
     with (tmp_path / "queue.db").open("r+b") as file:
@@ -179,6 +186,25 @@ def test_sqlites_own_damage_is_found(tmp_path: Path, busy_sqlite: tuple[str, Dri
         file.seek((root - 1) * page_bytes)
         file.write(b"\xff" * 2000)
     assert any("can't be read any further" in one.message for one in found(fleet))
+
+
+@pytest.mark.parametrize(
+    ("written", "fault"),
+    [
+        (b'"recipe":"tabular/gbt"', "jobs, row .*: spec is no text"),
+        (b'"requirements"', "classes, row 1: wanted is no text"),
+        (b'"hostname":"m1"', "machines, row m1: capability is no text"),
+    ],
+    ids=["jobs", "classes", "machines"],
+)
+def test_bytes_that_were_damaged_inside_a_value_are_found(
+    tmp_path: Path, busy_sqlite: tuple[str, Driven], written: bytes, fault: str
+):
+    """SQLite itself takes any bytes for text."""
+    data = Path(busy_sqlite[0]).read_bytes()
+    (tmp_path / "queue.db").write_bytes(data.replace(written, b"\xff" * len(written)))
+    damaged = found(_copy_of(busy_sqlite[1], f"sqlite:///{tmp_path}/queue.db"))
+    assert any(one.rule == "integrity" and re.fullmatch(fault, one.message) for one in damaged), damaged
 
 
 def test_a_backup_is_taken_while_it_is_served_and_restored_elsewhere(fleet: Driven, other_url: str, tmp_path: Path):

@@ -269,7 +269,9 @@ def test_machines_are_closed_opened_and_forgotten(fleet: Fleet):
     assert client.claim(claim()).closed
     client.open("desk")
     assert [machine.state for machine in client.machines()] == ["ready"]
-    client.forget("desk")
+    with pytest.raises(Refused, match="still runs"):
+        client.forget("desk")
+    client.forget("desk", MachineAsk(is_forced=True))
     assert client.machines() == ()
     with pytest.raises(NotFound):
         client.machine("desk")
@@ -362,6 +364,14 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(shared: Fleet):
     connection.close()
     with pytest.raises(TooLarge):
         shared.client().append_upload("any", bytes(9 * 1024 * 1024), offset=0)
+
+
+def test_an_upload_that_says_it_is_too_large_is_refused_before_a_byte_of_it_flows(shared: Fleet):
+    with pytest.raises(TooLarge, match=r"an upload of 2\.0 TiB: 1\.0 TiB are the most") as caught:
+        shared.client().begin_upload("0" * 64, 2 << 40)
+    assert "stoker serve --upload-limit" in caught.value.hint
+    with pytest.raises(TooLarge):
+        shared.client().want_tree("0" * 64, files=1, size_bytes=2 << 40)
 
 
 def test_a_body_without_a_length_is_counted(shared: Fleet):
@@ -472,7 +482,7 @@ def test_a_model_of_system_a_that_was_pruned_is_taken_again(fleet: Fleet):
 def test_a_host_of_system_a_that_was_forgotten_is_known_again_when_it_asks(fleet: Fleet):
     record = {"hostname": "old-host", "cpu_cores": 4, "ram_total_gib": 32.0}
     assert asked_json(fleet, "POST", "/v1/job/claim", {"capability": record})[0] == 200
-    fleet.client().forget("old-host")
+    fleet.client().forget("old-host", MachineAsk(is_forced=True))
     assert asked_json(fleet, "POST", "/v1/job/claim", {"capability": record})[0] == 200
     assert [machine.name for machine in fleet.client().machines()] == ["old-host"]
 
@@ -492,6 +502,34 @@ def test_what_system_a_can_not_mean_is_refused_and_no_bug(shared: Fleet, path: s
 
 def asked_json(fleet: Fleet, method: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
     return asked(fleet, method, path, json.dumps(body).encode(), Content_Type="application/json")
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "said"),
+    [
+        ("timeout_s", b"Infinity", "timeout_s: input should be a finite number"),
+        ("timeout_s", b"NaN", "timeout_s: input should be a finite number"),
+        ("timeout_s", b'{"$float": "inf"}', "timeout_s: input should be a finite number"),
+        ("mode", b'"a\\u001b[2Jb"', "character that can't be shown"),
+        ("recipe", b'"a\\nb"', "character that can't be shown"),
+    ],
+    ids=["inf", "nan", "tagged", "mode", "recipe"],
+)
+def test_an_order_that_nobody_could_mean_is_refused_by_its_field(shared: Fleet, field: str, text: bytes, said: str):
+    body = {**order("a").model_dump(mode="json"), field: "HERE"}
+    sent = json.dumps({"jobs": [body]}).encode().replace(b'"HERE"', text)
+    status, told = asked(shared, "POST", "/v1/jobs", sent, Content_Type="application/json", X_Operator_Token=TOKEN)
+    assert status == 422
+    assert said in json.dumps(told)
+
+
+def test_a_stream_that_can_not_go_on_where_it_was_says_so(shared: Fleet, monkeypatch: pytest.MonkeyPatch):
+    meta = {**shared.queue.reader.meta(), "events_dropped_to": "7"}
+    monkeypatch.setattr(shared.queue.reader, "meta", lambda: meta)
+    with pytest.raises(NotFound, match="up to 7 were dropped"):
+        next(shared.client().events(after=3))
+    status, body = asked(shared, "GET", "/v1/events?after=6")
+    assert (status, body["data"]["dropped_to"]) == (404, 7)
 
 
 def test_a_bug_is_told_without_its_trace(

@@ -32,10 +32,11 @@ from stoker.worker.peering.reaching import peer_opener
 from stoker.worker.peering.server import PeerServer
 from stoker.worker.peering.shelf import Shelf
 from stoker.worker.shipping.checkouts import check_out
-from stoker.worker.shipping.origins import CoordinatorAlone, FleetOrigins, Origins
+from stoker.worker.shipping.origins import FleetOrigins, Origins
 from stoker.worker.shipping.tree_receiving import Outlook, receive_tree
 from stoker.worker.shipping.tree_sending import InFolder, InStore, TreeSent, send_tree
 from tests.contract.queue_driving import order
+from tests.fakes.origins import CoordinatorAlone
 from tests.servers.coordinator import Fleet, coordinator
 
 CLOCK = SystemClock()

@@ -13,6 +13,8 @@ from stoker.host.http.client import Urllib3Transport
 from stoker.host.http.settings import FleetIdentity, HttpSettings
 from stoker.model.capability import Capability
 from stoker.model.clock import SystemClock
+from stoker.model.digests import digest_bytes
+from stoker.model.errors import NotFound
 from stoker.model.fleet_errors import NotAllowed
 from stoker.store.download.stop import Stop
 from stoker.store.local import LocalStore
@@ -133,6 +135,23 @@ def _is_refused_once_it_is_forgotten(fleet: Fleet, one: Machine, place: Place, t
         known._heard_s = known._asked_s = None
         with pytest.raises(NotAllowed, match="taken back"):
             line.tree_listing(tree)
+
+
+def test_nobody_adds_to_an_upload_of_another_s(fleet: Fleet, tmp_path: Path) -> None:
+    data = os.urandom(1000)
+    person = fleet.client()
+    begun = person.begin_upload(digest_bytes(data), len(data))
+    person.append_upload(begun.id, data[:400], offset=0)
+    with closing(Lines(fleet, tmp_path)) as lines:
+        machine = Machine(fleet, lines, "four", tmp_path)
+    with closing(machine):
+        with pytest.raises(NotFound):
+            machine.client.append_upload(begun.id, b"other bytes", offset=400)
+        with pytest.raises(NotFound):
+            machine.client.finish_upload(begun.id)
+        assert machine.client.begin_upload(digest_bytes(data), len(data)).id != begun.id
+    person.append_upload(begun.id, data[400:], offset=400)
+    assert person.finish_upload(begun.id).is_known
 
 
 def test_strangers_get_nothing(fleet: Fleet) -> None:

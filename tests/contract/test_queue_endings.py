@@ -56,6 +56,17 @@ def test_a_decline_costs_nothing_and_that_machine_is_not_asked_again_for_a_while
     assert story.attempts[0].ending == "declined"
 
 
+def test_a_job_that_is_another_one_now_is_offered_to_who_declined_it(fleet: Driven) -> None:
+    fleet.submit(order("one"))
+    fleet.join("m1")
+    (grant,) = fleet.claim("m1")
+    say(fleet, grant, Decline, reason="environment", message="no Python that is 3.15", lasts=True)
+    assert fleet.submit(order("one", priority=5)).jobs[0].outcome == "changed"
+    assert fleet.claim("m1") == (), "another priority cures nothing"
+    assert fleet.submit(order("one", priority=5, timeout_s=60.0)).jobs[0].outcome == "changed"
+    assert [one.name for one in fleet.claim("m1")] == ["one"]
+
+
 def test_a_running_job_can_not_be_declined(fleet: Driven) -> None:
     grant = started(fleet)
     with pytest.raises(IllegalMove):

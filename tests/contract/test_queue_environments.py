@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from stoker.coordinator.queue.commands import Look, Looked
+from stoker.coordinator.queue.queue import no_fault
+from stoker.model.fleet_errors import DatabaseTrouble
 from stoker.wire.environments import environment_digest
-from stoker.wire.leasing import Hello, Holdings, Renewal
+from stoker.wire.leasing import Hello, Holdings, Renewal, Renewed
 from stoker.wire.orders import EnvironmentChoice, JobOrder
 from tests.contract.queue_driving import GIB, Driven, order
 
@@ -101,3 +105,43 @@ def test_jobs_of_one_environment_are_one_class_and_survive_a_restart(fleet: Driv
     assert again.wanted == looked.wanted
     tell(fleet, "jetson", impossible={DIGEST: NO_WHEEL})
     assert [grant.name for grant in fleet.claim("jetson", most=4)] == ["c"]
+
+
+def test_a_coordinator_that_was_started_anew_asks_what_machines_have_until_it_is_told(fleet: Driven) -> None:
+    join(fleet, "desk")
+    beat = Renewal(worker="desk", incarnation="incarnation-desk")
+    assert isinstance(known := fleet.ask(beat), Renewed)
+    assert not known.wants_holdings
+    fleet.close()
+    fleet.open()
+    assert isinstance(anew := fleet.ask(beat), Renewed)
+    assert anew.wants_holdings
+    tell(fleet, "desk")
+    assert isinstance(told := fleet.ask(beat), Renewed)
+    assert not told.wants_holdings
+
+
+def test_a_machine_without_the_python_that_is_asked_for_is_not_given_the_job(fleet: Driven) -> None:
+    join(fleet, "lab1")
+    join(fleet, "desk", pythons=("3.12.3", "3.14.0"))
+    choice = EnvironmentChoice(kind="python", path="", digest=DIGEST, python="3.14")
+    fleet.submit(order("resnet", environment=[choice.model_dump()]))
+    assert fleet.claim("lab1") == ()
+    assert reasons(fleet) == {"lab1": "no Python that is 3.14: it has 3.12.3", "desk": ""}
+    assert [grant.name for grant in fleet.claim("desk")] == ["resnet"]
+
+
+def test_what_machines_have_is_not_forgotten_when_the_rows_are_read_again(fleet: Driven) -> None:
+    join(fleet, "jetson", impossible={DIGEST: NO_WHEEL})
+
+    def cut(point: str) -> None:
+        if point == "after_commit":
+            fleet.faults = no_fault
+            raise DatabaseTrouble("cut off")
+
+    fleet.faults = cut
+    with pytest.raises(DatabaseTrouble):
+        fleet.submit(with_env())
+    assert fleet.claim("jetson") == ()
+    assert isinstance(beat := fleet.ask(Renewal(worker="jetson", incarnation="incarnation-jetson")), Renewed)
+    assert not beat.wants_holdings

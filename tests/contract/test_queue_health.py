@@ -16,6 +16,7 @@ from stoker.wire.leasing import Fail, Measured, Renewal
 from tests.contract.queue_driving import Driven, order
 from tests.contract.queue_words import token
 from tests.contract.test_queue_machines import with_gpus
+from tests.unit.host.real_processes import wait_until
 
 SLOW = Symptom(machine="m1", ailment=Ailment.SLOW, message="twice as slow", hint="look there")
 
@@ -123,6 +124,34 @@ def test_a_failing_device_is_cordoned_by_the_operators_verb_and_opened_it_starts
     assert watch.look() == []
     again = HealthWatch(fleet.queue, Gatherer(fleet.queue, clock=fleet.clock, version=""))
     assert again.look() == []
+
+
+def test_a_device_on_which_everything_fails_alike_is_cordoned_also_after_a_restart_of_the_coordinator(
+    fleet: Driven,
+) -> None:
+    fleet.submit(*(order("gpu", number, requirements={"wish": "require", "ram_bytes": 0}) for number in range(1, 8)))
+    fleet.ask(with_gpus("good", "GPU-good"))
+    (grant,) = fleet.claim("good")
+    fleet.finish(grant)
+    fleet.ask(with_gpus("bad", "GPU-bad"))
+    gatherer = Gatherer(fleet.queue, clock=fleet.clock, version="")
+    assert not gatherer.sees_device_failures()
+    for _ in range(5):
+        (grant,) = fleet.claim("bad")
+        fleet.start(grant)
+        fleet.fail(grant, "the answer is 41")
+    assert gatherer.sees_device_failures()
+    fleet.close()
+    fleet.open()
+    fleet.ask(with_gpus("bad", "GPU-bad"))
+    # Without waiting for its hour: something failed on a device.
+    with HealthWatch(fleet.queue, Gatherer(fleet.queue, clock=fleet.clock, version=""), every_s=3600.0, soon_s=0.01):
+        wait_until(lambda: bool(fleet.reader.machines("bad")[0].closed_devices))
+    (row,) = fleet.reader.machines("bad")
+    assert list(row.closed_devices) == ["GPU-bad"]
+    assert fleet.claim("bad") == ()
+    (closing,) = [event for event in told(fleet, "machine_changed") if event.get("what") == "cordoned"]
+    assert closing["devices"] == ["GPU-bad"]
 
 
 def test_the_watch_sees_silence_a_full_disk_and_comings(fleet: Driven) -> None:

@@ -88,10 +88,23 @@ def test_a_machine_that_holds_a_lease_is_not_forgotten(fleet: Driven) -> None:
     with pytest.raises(Refused, match="1 lease"):
         fleet.ask(ForgetMachine(machine="m1"))
     fleet.ask(finish(grant))
-    fleet.ask(ForgetMachine(machine="m1"))
+    fleet.ask(ForgetMachine(machine="m1", is_forced=True))
     assert fleet.reader.machines() == ()
     with pytest.raises(NotFound):
         fleet.ask(OpenMachine(machine="m1"))
+
+
+def test_a_drained_machine_whose_worker_lives_is_not_forgotten(fleet: Driven) -> None:
+    fleet.join("m1")
+    fleet.ask(CloseMachine(machine="m1", how=Closing.DRAIN))
+    with pytest.raises(Refused, match="still runs") as refused:
+        fleet.ask(ForgetMachine(machine="m1"))
+    assert "--force" in refused.value.hint
+    assert asked(fleet).closed
+    fleet.clock.advance(1000.0)
+    sweep(fleet)
+    fleet.ask(ForgetMachine(machine="m1"))
+    assert fleet.reader.machines() == ()
 
 
 def test_a_machine_that_fell_silent_gets_work_again_when_it_speaks(fleet: Driven) -> None:
@@ -200,22 +213,6 @@ def test_jobs_are_put_on_devices_and_a_cordoned_one_gets_none(fleet: Driven) -> 
     fleet.ask(OpenMachine(machine="m1", devices=("GPU-a",)))
     (other,) = fleet.claim(most=3)
     assert other.devices == ("GPU-a",)
-
-
-def test_a_device_on_which_everything_fails_alike_is_cordoned(fleet: Driven) -> None:
-    fleet.submit(*(order("gpu", number, requirements={"wish": "require", "ram_bytes": 0}) for number in range(1, 8)))
-    fleet.ask(with_gpus("m2", "GPU-b"))
-    (good,) = fleet.claim("m2")
-    fleet.ask(finish(good))
-    fleet.ask(with_gpus("m1", "GPU-a"))
-    for _ in range(5):
-        (grant,) = fleet.claim()
-        fleet.fail(grant, "CUDA error: an illegal memory access was encountered")
-    (row,) = fleet.reader.machines("m1")
-    assert list(row.closed_devices) == ["GPU-a"]
-    assert fleet.claim() == ()
-    told = fleet.reader.events()[-1]
-    assert (told["kind"], told["machine"], told["devices"]) == ("machine_changed", "m1", ["GPU-a"])
 
 
 def test_an_old_start_of_a_worker_never_takes_over_a_new_one_also_after_a_restart(fleet: Driven) -> None:

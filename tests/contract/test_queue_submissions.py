@@ -6,10 +6,13 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from stoker.coordinator.queue.commands import Sweep
+from stoker.coordinator.service.rereading import manifest_changes
+from stoker.faces.cli.fleet.showing import origin_lines
 from stoker.model.errors import Faults
 from stoker.model.fleet_errors import Conflict
+from stoker.model.ids import job_id
 from stoker.wire.leasing import Fail, Release
-from stoker.wire.orders import Outcome, Submitted
+from stoker.wire.orders import JobOrder, Outcome, Submitted
 from tests.contract.queue_driving import Driven, order
 from tests.contract.queue_words import finish, kinds, say, started, state
 
@@ -72,6 +75,43 @@ def test_changed_code_requeues_what_failed_and_keeps_what_completed(fleet: Drive
     assert outcomes(fleet.submit(*jobs, on_changed_code="rerun")) == ["known", "requeued"]
     epochs = {grant.name: grant.epoch for grant in fleet.claim(most=2)}
     assert epochs == {"failed": 3, "completed": 3}
+
+
+def test_a_job_whose_data_or_values_are_others_has_changed_and_the_one_before_stays(fleet: Driven) -> None:
+    def train(data: str) -> JobOrder:
+        identity = {"lr": 1, "(data)": {"DATA": data, "MORE": "tree:2"}}
+        id = job_id(recipe="tabular/gbt", schema_version=1, args=identity)
+        return order("train", identity=identity, id=id)
+
+    (old,) = fleet.submit(train("tree:1"), source="m.toml").jobs
+    shown = fleet.submit(train("tree:3"), source="m.toml", dry_run=True)
+    answer = fleet.submit(train("tree:3"), source="m.toml")
+    (job,) = answer.jobs
+    assert shown.jobs == answer.jobs
+    assert (job.outcome, job.told_as) == (Outcome.NEW, Outcome.CHANGED)
+    assert (job.instead_of, job.changes, answer.vanished) == (old.id, ("data.DATA",), ())
+    assert sorted(one.id for one in fleet.reader.page().jobs) == sorted((old.id, job.id))
+    again = fleet.submit(train("tree:3"), source="m.toml")
+    assert (outcomes(again), again.vanished) == (["known"], (f"train as {old.id[:12]}",))
+    _, lines = manifest_changes(answer)
+    assert lines == [f"train: changed (data.DATA); the one before, {old.id[:12]}, stays until cancelled"]
+
+
+def test_what_was_ordered_is_told_before_anything_runs(fleet: Driven) -> None:
+    data = {"where": "env:DATA", "kind": "tree", "tree": "d" * 64, "size_bytes": 7, "files": 1}
+    uv = {"kind": "uv.lock", "path": "uv.lock", "digest": "e" * 64}
+    fleet.submit(
+        order("train", recipe="command", code_tree="c" * 64, commit="f" * 40, inputs=(data,), environment=(uv,))
+    )
+    story = fleet.reader.story("train")
+    assert (story.code_tree, story.commit) == ("c" * 64, "f" * 40)
+    assert [(one["where"], one["tree"]) for one in story.inputs] == [("env:DATA", "d" * 64)]
+    assert [(one["path"], one["digest"]) for one in story.environment] == [("uv.lock", "e" * 64)]
+    assert origin_lines(story) == [
+        f"code    tree {'c' * 12}  commit {'f' * 12}",
+        f"data    DATA tree {'d' * 12}",
+        f"env     uv.lock {'e' * 12}",
+    ]
 
 
 def test_pending_jobs_that_their_source_no_longer_names_are_told_and_stay(fleet: Driven) -> None:
@@ -175,13 +215,49 @@ def test_jobs_that_would_wait_for_themselves_through_known_ones_are_refused(flee
     assert fleet.submit(order("one", after=("four",)), order("four")).jobs[0].changes == ("after",)
 
 
-def test_a_known_job_under_another_name_says_what_it_is_called(fleet: Driven) -> None:
-    fleet.submit(order("one"))
+def test_a_known_job_under_another_name_keeps_the_name_it_has(fleet: Driven) -> None:
+    fleet.submit(order("one"), source="/here/m.toml")
+    again = order("one").model_copy(update={"name": "two", "number": 3, "label": "lr=1", "point": {"lr": 1}})
+    for source, dry_run in (("", True), ("", False), ("/there/m.toml", False), ("/there/m.toml", False)):
+        (job,) = fleet.submit(again, source=source, dry_run=dry_run).jobs
+        assert (job.outcome, job.known_as, job.shown, job.changes) == (Outcome.KNOWN, "one", "one", ())
+    (job,) = fleet.submit(again.model_copy(update={"priority": 4}), source="/there/m.toml").jobs
+    assert (job.outcome, job.shown, job.changes) == (Outcome.CHANGED, "one", ("priority",))
+    (view,) = fleet.reader.page().jobs
+    assert (view.name, view.label, view.priority) == ("one", "", 4)
+    # Not even now does it belong to the other manifest.
+    assert fleet.submit(again, source="/there/m.toml").jobs[0].shown == "one"
+
+
+def test_the_manifest_that_brought_a_job_gives_it_another_name(fleet: Driven) -> None:
+    fleet.submit(order("one"), source="/here/m.toml")
     again = order("one").model_copy(update={"name": "two"})
     for dry_run in (True, False):
-        (job,) = fleet.submit(again, dry_run=dry_run).jobs
-        assert (job.outcome, job.known_as, job.changes) == (Outcome.CHANGED, "one", ("name",))
-    assert fleet.submit(again).jobs[0].known_as == ""
+        (job,) = fleet.submit(again, source="/here/m.toml", dry_run=dry_run).jobs
+        assert (job.outcome, job.known_as, job.shown, job.changes) == (Outcome.CHANGED, "one", "two", ("name",))
+    assert fleet.submit(again, source="/here/m.toml").jobs[0].known_as == ""
+    assert [job.name for job in fleet.reader.page().jobs] == ["two"]
+
+
+def test_a_job_that_runs_again_with_other_code_is_otherwise_as_it_is_asked_for_now(fleet: Driven) -> None:
+    source = "/here/m.toml"
+    fleet.submit(order("one", code={"train.py": "a" * 64}), order("two", priority=3), source=source)
+    fleet.join("m1")
+    (two, one) = fleet.claim(most=2)
+    fleet.fail(one)
+    fleet.finish(two)
+    fleet.submit(order("waits", priority=5))
+    again = order("one", code={"train.py": "b" * 64}, priority=9).model_copy(update={"name": "anew"})
+    (job,) = fleet.submit(again, source=source).jobs
+    assert (job.outcome, job.shown) == (Outcome.REQUEUED, "anew")
+    assert [grant.name for grant in fleet.claim(most=2)] == ["anew", "waits"]
+    assert fleet.reader.story("anew").job.priority == 9
+
+
+def test_who_comes_after_a_job_under_another_name_comes_after_it(fleet: Driven) -> None:
+    fleet.submit(order("one"))
+    fleet.submit(order("one").model_copy(update={"name": "two"}), order("last-of-all", after=("two",)))
+    assert fleet.reader.story("last-of-all").after == ("one",)
 
 
 def test_answers_under_keys_are_forgotten_after_a_week(fleet: Driven) -> None:

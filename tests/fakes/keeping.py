@@ -54,6 +54,7 @@ class Keep:
             disk=lambda _path: 100 * GIB,
         )
         self.wishes = Wishes(**{"slots": 1, "stop_grace_s": 2.0, **wishes})
+        self.preparing: Any = None
         self.code: int | None = None
         self.error: BaseException | None = None
 
@@ -121,6 +122,7 @@ class Keep:
             entropy=self.house.entropy,
             new_word=lambda: secrets.token_hex(16),
             tell=lambda kind, fields: self.told.append((kind, fields)),
+            preparing=self.preparing,
         )
 
     def look_as(self, **fields: Any) -> None:

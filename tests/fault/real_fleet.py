@@ -27,6 +27,7 @@ from stoker.wire.finding import whole_address
 from stoker.wire.views import JobStory
 from tests.system.fleet_desk import FleetDesk
 from tests.system.shell import PATIENCE_S, Shell, alive, descendants, wait_until
+from tests.system.warm import WarmCommand, starts_warm
 
 CLOCK = SystemClock()
 KILLED = Path(__file__).parent / "coordinator_child.py"
@@ -38,10 +39,15 @@ TERMINAL = ("completed", "failed", "cancelled")
 class Started:
     """One process of ours."""
 
-    def __init__(self, argv: list[str], folder: Path, env: dict[str, str], said: Path) -> None:
+    def __init__(self, argv: list[str], folder: Path, env: dict[str, str], said: Path, *, is_warm: bool) -> None:
+        """Start it: a program, or a command of ours that starts warm."""
         self.said = said
         with said.open("ab") as out:
-            self.process = subprocess.Popen(argv, cwd=folder, env=env, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+            self.process = (
+                WarmCommand(argv, folder=folder, env=env, out=out)
+                if is_warm
+                else subprocess.Popen(argv, cwd=folder, env=env, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+            )
 
     @property
     def pid(self) -> int:
@@ -82,9 +88,21 @@ class RealFleet:
         self._started: list[Started] = []
         self._desk: FleetDesk | None = None
 
-    def start(self, name: str, *words: object, before: tuple[str, ...] = (), runs: tuple[str, ...] = ()) -> Started:
-        argv = [*before, sys.executable, "-P", *(runs or ("-m", "stoker")), *map(str, words)]
-        started = Started(argv, self.shell.folder, self.shell.env, self._folder / f"{name}.said")
+    def start(
+        self,
+        name: str,
+        *words: object,
+        before: tuple[str, ...] = (),
+        runs: tuple[str, ...] = (),
+        home: Path | None = None,
+    ) -> Started:
+        argv, env = list(map(str, words)), dict(self.shell.env)
+        if home is not None:
+            env["STOKER_HOME"] = str(home)
+        is_warm = not before and not runs and starts_warm(env)
+        if not is_warm:
+            argv = [*before, sys.executable, "-P", *(runs or ("-m", "stoker")), *argv]
+        started = Started(argv, self.shell.folder, env, self._folder / f"{name}.said", is_warm=is_warm)
         self._started.append(started)
         return started
 
@@ -100,9 +118,8 @@ class RealFleet:
 
     def work(self, name: str, *words: object, before: tuple[str, ...] = (), home: Path | None = None) -> Started:
         """Start a worker, in the coordinator's home or in one of its own."""
-        if home is not None:
-            before = (*before, "env", f"STOKER_HOME={home}")
-        return self.start(name, "work", "--join", self.url, "--name", name, "--json", *words, before=before)
+        asked = ("work", "--join", self.url, "--name", name, "--json")
+        return self.start(name, *asked, *words, before=before, home=home)
 
     @property
     def desk(self) -> FleetDesk:

@@ -24,9 +24,9 @@ from stoker.store.memo import stamp_of
 from stoker.store.trees import scan_tree
 from stoker.wire.client import FleetClient
 from stoker.wire.contents import PACKED_BYTES
-from stoker.worker.shipping.origins import CoordinatorAlone
 from stoker.worker.shipping.tree_receiving import Outlook, receive_tree
 from stoker.worker.shipping.tree_sending import InFolder, send_tree
+from tests.fakes.origins import CoordinatorAlone
 from tests.fault.test_store_kills import assert_nothing_is_torn
 from tests.servers.coordinator import TOKEN, Fleet, coordinator
 from tests.servers.relay import Relay

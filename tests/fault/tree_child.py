@@ -13,7 +13,7 @@ from stoker.model.clock import SystemClock
 from stoker.store.download.stop import Stop
 from stoker.store.local import LocalStore
 from stoker.wire.client import FleetClient
-from stoker.worker.shipping.origins import CoordinatorAlone
+from stoker.worker.shipping.origins import FleetOrigins
 from stoker.worker.shipping.tree_receiving import receive_tree
 
 
@@ -32,7 +32,8 @@ def main() -> None:
     store.open()
     with closing(Urllib3Transport(HttpSettings())) as transport:
         client = FleetClient(transport, url, clock=clock)
-        receive_tree(CoordinatorAlone(client, transport), tree, store, stop=Stop(), clock=clock, on_step=at)
+        origins = FleetOrigins(client, transport, worker="child", open_peer=lambda _: None)
+        receive_tree(origins, tree, store, stop=Stop(), clock=clock, on_step=at)
     store.close()
 
 

@@ -14,28 +14,43 @@ LONGEST_FILE = 450
 AVOIDED = re.compile(r"(?<![a-z])(task|manager|handler|helper|util|utils|common|misc)s?(?![a-z])")
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "src")))
-def test_a_file_holds_one_idea(path: Path) -> None:
-    lines = path.read_text(encoding="utf-8").count("\n")
-    assert lines <= LONGEST_FILE, f"{lines} lines: what is the second idea in it?"
+@pytest.fixture(scope="module")
+def texts() -> dict[str, str]:
+    """What stands in every file, by its place."""
+    return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in SOURCES}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "src")))
-def test_names_are_from_the_glossary(path: Path) -> None:
-    syntax = ast.parse(path.read_text(encoding="utf-8"))
-    defined = [node.name for node in ast.walk(syntax) if isinstance(node, ast.ClassDef | ast.FunctionDef)]
-    names = [path.stem, *(re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name in defined)]
-    avoided = [name for name in names if AVOIDED.search(name.replace("_", " "))]
+@pytest.fixture(scope="module")
+def parts(texts: dict[str, str]) -> dict[str, tuple[list[str], bool]]:
+    """What every file defines, and whether it says what it is for."""
+    return {place: _parts(ast.parse(text)) for place, text in texts.items()}
+
+
+def _parts(tree: ast.Module) -> tuple[list[str], bool]:
+    defined = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    return defined, bool(ast.get_docstring(tree))
+
+
+def test_a_file_holds_one_idea(texts: dict[str, str]) -> None:
+    lines = {place: text.count("\n") for place, text in texts.items()}
+    long = {place: count for place, count in lines.items() if count > LONGEST_FILE}
+    assert not long, "what is the second idea in it?"
+
+
+def test_names_are_from_the_glossary(parts: dict[str, tuple[list[str], bool]]) -> None:
+    avoided = {place: found for place, (defined, _) in parts.items() if (found := _avoided(place, defined))}
     assert not avoided, "these words say nothing about the thing"
 
 
-def test_every_module_says_what_it_is_for() -> None:
-    silent = [
-        str(path.relative_to(ROOT)) for path in SOURCES if not ast.get_docstring(ast.parse(path.read_text("utf-8")))
-    ]
-    assert not silent
+def _avoided(place: str, defined: list[str]) -> list[str]:
+    names = [Path(place).stem, *(re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name in defined)]
+    return [name for name in names if AVOIDED.search(name.replace("_", " "))]
 
 
-def test_no_file_is_left_unfinished() -> None:
+def test_every_module_says_what_it_is_for(parts: dict[str, tuple[list[str], bool]]) -> None:
+    assert not [place for place, (_, says) in parts.items() if not says]
+
+
+def test_no_file_is_left_unfinished(texts: dict[str, str]) -> None:
     marks = re.compile(r"\b(TODO|FIXME|XXX)\b")
-    assert not [str(path.relative_to(ROOT)) for path in SOURCES if marks.search(path.read_text("utf-8"))]
+    assert not [place for place, text in texts.items() if marks.search(text)]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.host.process_table import rows
+from tests.system.warm import WarmCommand, starts_warm
 
 TOY = Path(__file__).parents[1] / "cookbooks" / "toy"
 PATIENCE_S = 30.0
@@ -66,23 +67,26 @@ class Shell:
 
     def stoker(self, *words: object, **env: str) -> Done:
         """Run a command to its end."""
-        ended = subprocess.run(
-            [*self.before, sys.executable, "-P", "-m", "stoker", *map(str, words)],
-            cwd=self.folder,
-            env={**self.env, **env},
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-        return Done(code=ended.returncode, out=ended.stdout, err=ended.stderr)
+        with self._begin(words, env) as process:
+            try:
+                return finish(process)
+            finally:
+                process.kill()
 
     def start(self, *words: object) -> subprocess.Popen[str]:
         """Start a command and leave it running."""
+        return self._begin(words, {})
+
+    def _begin(self, words: tuple[object, ...], env: dict[str, str]) -> subprocess.Popen[str]:
+        """Start a command, warm where that makes no difference."""
+        given, whole = list(map(str, words)), {**self.env, **env}
+        # What one command alone finds on its path may stand before what a warm one has imported.
+        if not self.before and "PYTHONPATH" not in env and starts_warm(whole):
+            return WarmCommand(given, folder=self.folder, env=whole)
         return subprocess.Popen(
-            [*self.before, sys.executable, "-P", "-m", "stoker", *map(str, words)],
+            [*self.before, sys.executable, "-P", "-m", "stoker", *given],
             cwd=self.folder,
-            env=self.env,
+            env=whole,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

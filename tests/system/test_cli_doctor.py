@@ -50,7 +50,10 @@ def test_the_json_is_one_object_with_the_documented_fields(shell: Shell) -> None
     done = shell.stoker("doctor", "--json", "--require", "cuda,gpu", STOKER_GPU_FAKE="cuda:2x24GiB")
     (told,) = done.objects()
     assert done.code == 0
-    assert " ".join(told) == ("format stoker_version is_ready required missing is_fake label checks smoke capability")
+    assert " ".join(told) == (
+        "format stoker_version is_ready required missing is_fake label checks smoke gang capability"
+    )
+    assert told["gang"] is None
     assert (told["is_ready"], told["required"], told["missing"]) == (True, ["cuda", "gpu"], [])
     assert (told["is_fake"], told["label"]) == (True, LABEL)
     assert all(set(check) == {"name", "verdict", "message", "hint"} for check in told["checks"])
@@ -254,3 +257,19 @@ def test_a_signal_ends_it_at_once_and_leaves_no_child(
     assert done.code == code
     assert "Traceback" not in done.err
     wait_until(lambda: not alive(children))
+
+
+def test_a_gang_without_torch_is_a_finding_that_names_the_extra(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
+    done = shell.stoker("doctor", "--gang", "2", "--json", STOKER_GPU_FAKE="none", PYTHONPATH=str(tmp_path))
+    (told,) = done.objects()
+    assert done.code == told["gang"]["error"]["exit_code"] == 29
+    (finding,) = [check for check in told["checks"] if check["name"].startswith("gang")]
+    assert (finding["verdict"], finding["hint"]) == ("bad", "pip install 'stoker[torch]'")
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("wrong", ["0", "two", "-1"])
+def test_a_gang_of_no_number_of_ranks_is_a_wrong_command(shell: Shell, wrong: str) -> None:
+    done = shell.stoker("doctor", f"--gang={wrong}")
+    assert (done.code, "--gang" in done.err) == (2, True)

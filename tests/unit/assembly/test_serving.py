@@ -24,7 +24,7 @@ def never_ready(_ready: Ready) -> None:
     raise AssertionError("it listens")
 
 
-def never_read(_path: str, _keep: KeepTree) -> Submission:
+def never_read(_path: str, _keep: KeepTree, _url: str) -> Submission:
     raise AssertionError("nobody named a manifest")
 
 
@@ -43,10 +43,12 @@ def serving(home: Path, environment: dict[str, str] | None = None, **options: An
         ({"listen": "192.0.2.1:0", "token_file": "TOKEN"}, 2, "can't be listened at"),
         ({"db": "mysql://x/y"}, 2, "not supported"),
         ({"lease_s": 10.0, "heartbeat_s": 30.0}, 2, "does not keep a lease"),
+        ({"events_kept_s": 0.0}, 2, "gone before anybody has read them"),
+        ({"upload_limit_bytes": 5}, 2, "lets no job's code come"),
         ({"cluster": "/nowhere/missing.yaml"}, 16, "missing.yaml"),
         ({"token_file": "/nowhere/missing.token"}, 16, "there is no token file"),
     ],
-    ids=["port", "large_port", "everybody", "address", "database", "heartbeat", "cluster", "token"],
+    ids=["port", "large_port", "everybody", "address", "database", "heartbeat", "events", "upload", "cluster", "token"],
 )
 def test_what_can_not_be_served_is_refused_with_the_reason(tmp_path: Path, options, code: int, says: str):
     (tmp_path / "token").write_text("a-long-enough-token-for-anybody")
@@ -77,6 +79,7 @@ def test_a_heartbeat_follows_a_short_lease(tmp_path: Path):
     usual = serving(tmp_path)._times()
     assert (usual.lease_s, usual.heartbeat_s, usual.grace_s) == (90.0, 30.0, 3.0)
     assert serving(tmp_path, lease_s=600.0)._times().heartbeat_s == 30.0
+    assert serving(tmp_path, events_kept_s=86400.0)._times().events_kept_s == 86400.0
 
 
 def test_the_token_is_made_once_for_its_owner_alone(tmp_path: Path):

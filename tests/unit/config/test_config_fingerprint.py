@@ -39,9 +39,10 @@ DIFFERENT = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("one", "other"), list(itertools.combinations(DIFFERENT, 2)), ids=repr)
-def test_values_that_differ_in_any_way_have_different_fingerprints(one, other):
-    assert identity_fingerprint({"x": one}, FREE) != identity_fingerprint({"x": other}, FREE)
+def test_values_that_differ_in_any_way_have_different_fingerprints():
+    prints = [(value, identity_fingerprint({"x": value}, FREE)) for value in DIFFERENT]
+    pairs = itertools.combinations(prints, 2)
+    assert not [(one, other) for (one, its), (other, others) in pairs if its == others]
 
 
 def test_the_order_of_keys_does_not_matter():

@@ -236,6 +236,9 @@ def test_a_program_is_of_the_recipe_command(drawer: Drawer) -> None:
         ('model = "m"\nafter = ["j"]', "4:10: jobs[0].after[0]: j waits for itself: j → j"),
         ('model = "m"\nsplit_recipe = 3', "4:16: jobs[0].split_recipe: 3 is not text or a map"),
         ('model = "m"\nwhen = 2024-01-31', "4:8: jobs[0].when: 2024-01-31 is a date or a time"),
+        ('model = "m"\nsweep = { day = [2024-01-31] }', "4:18: jobs[0].sweep.day[0]: 2024-01-31 is a date or a time"),
+        ('model = "m"\nsweep = { day = 07:32:00 }', "4:17: jobs[0].sweep.day: 07:32:00 is a date or a time"),
+        ('model = "m"\nsweep = { a = [[1, 2024-01-31]] }', "4:20: jobs[0].sweep.a[0][1]: 2024-01-31 is a date or"),
     ],
 )
 def test_a_fault_is_told_where_it_stands(drawer: Drawer, lines: str, fault: str) -> None:

@@ -94,8 +94,12 @@ def test_a_nonce_that_is_not_ours_or_too_old_begins_again(ca: FleetCa):
 def test_the_same_words_get_the_same_answer_for_a_while(ca: FleetCa):
     said = attempt(ca)
     used = changed(OPEN, used_s=NOW_S, key="", request=request_digest(said), answer="{}")
-    assert verdict(ca, used, said, NOW_S + REPEAT_S) == (Verdict.REPEAT, None)
-    assert verdict(ca, used, said, NOW_S + REPEAT_S + 1) == (Verdict.REFUSE, "used")
+    over_s = max(NOW_S + REPEAT_S, OPEN.expires_s)
+    assert verdict(ca, used, said, over_s - 1) == (Verdict.REPEAT, None)
+    assert verdict(ca, used, said, over_s + 1) == (Verdict.REFUSE, "used")
+    brief = changed(used, expires_s=NOW_S + 1)
+    assert verdict(ca, brief, said, NOW_S + REPEAT_S) == (Verdict.REPEAT, None)
+    assert verdict(ca, brief, said, NOW_S + REPEAT_S + 1) == (Verdict.REFUSE, "used")
     assert verdict(ca, used, attempt(ca, name="lab2")) == (Verdict.REFUSE, "used")
 
 

@@ -77,6 +77,14 @@ def test_nobody_is_called_slow_by_chance(mine: list[float], theirs: list[float])
     assert found(machine(), machine("m2"), endings=tuple(endings)) == []
 
 
+def test_work_that_never_completed_anywhere_hides_nobody_who_is_slow():
+    never = tuple(ended(seq, "failed", recipe="command", name="broken") for seq in range(2))
+    mine = tuple(ended(10 + seq, seconds=30.0) for seq in range(3))
+    theirs = tuple(ended(20 + seq, on="m2", seconds=10.0) for seq in range(3))
+    symptoms = found(machine("m1"), machine("m2"), endings=(*never, *mine, *theirs))
+    assert ailments(symptoms) == [("m1", Ailment.SLOW)]
+
+
 def test_programs_of_different_names_are_not_compared():
     endings = [ended(seq, recipe="command", name="long", seconds=600.0) for seq in range(3)]
     endings += [ended(seq, on="m2", recipe="command", name="short", seconds=1.0) for seq in range(10, 13)]
@@ -141,3 +149,55 @@ def test_a_device_that_fails_three_different_jobs_while_others_succeed_is_to_be_
 )
 def test_a_device_is_not_accused_without_proof(endings: list[Ending]):
     assert [one for one in found(machine(), machine("m2"), endings=tuple(endings)) if one.device] == []
+
+
+WEIRD = "RuntimeError: the answer is 41"
+
+
+def alike(count: int, *, start: int = 0, **more: Any) -> list[Ending]:
+    return [broken(seq, **{"message": WEIRD, **more}) for seq in range(start, start + count)]
+
+
+def accused(*endings: Ending) -> list[str]:
+    symptoms = found(machine(), machine("m2"), endings=endings)
+    return [one.message for one in symptoms if one.ailment is Ailment.FAILING]
+
+
+DONE_ON_ANOTHER = ended(900, on="m2", devices=("GPU-2",))
+
+
+def test_a_device_on_which_five_jobs_in_a_row_fail_alike_is_accused_whatever_they_say():
+    assert accused(DONE_ON_ANOTHER, *alike(4)) == []
+    (why,) = accused(DONE_ON_ANOTHER, *alike(5))
+    assert why == f"5 different jobs in a row failed on it alike, and the same succeeds elsewhere: user: {WEIRD}"
+
+
+@pytest.mark.parametrize(
+    "endings",
+    [
+        alike(9),
+        [DONE_ON_ANOTHER, *alike(9), *alike(1, start=50, on="m2", devices=("GPU-2",))],
+        [ended(900, on="m2"), *alike(9)],
+        [ended(900, on="m2", devices=("GPU-2",), recipe="command", name="other"), *alike(9)],
+        [DONE_ON_ANOTHER, *(alike(1)[0] for _ in range(9))],
+        [DONE_ON_ANOTHER, *alike(4), ended(50, devices=(GPU,)), *alike(4, start=60)],
+        [DONE_ON_ANOTHER, *alike(4), broken(50, message="another"), *alike(4, start=60)],
+        [DONE_ON_ANOTHER, *alike(9, cause="oom_device")],
+        [DONE_ON_ANOTHER, *alike(9, devices=())],
+        [DONE_ON_ANOTHER, *alike(9, devices=(GPU, "GPU-3"))],
+    ],
+    ids=[
+        "nobody_succeeds",
+        "it_fails_elsewhere_too",
+        "it_succeeds_without_a_device",
+        "other_work_succeeds",
+        "one_job",
+        "a_success_between",
+        "another_failure_between",
+        "out_of_memory",
+        "on_the_cpu",
+        "several_devices",
+    ],
+)
+def test_failures_that_are_alike_do_not_accuse_a_device_without_proof(endings: list[Ending]):
+    assert accused(*endings) == []

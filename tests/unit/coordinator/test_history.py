@@ -281,6 +281,27 @@ def test_blockers_are_held_against_the_jobs_it_comes_after():
     assert {one.rule for one in check_job(changed(life.history(), before=("completed",)))} == {"waits_with_reason"}
 
 
+def forgetting(life: Life, *, left: int, told_from_s: float = 1e9) -> set[str]:
+    """Check a job of which only so many of its newest events are left."""
+    events = tuple(life.events[len(life.events) - left :])
+    life.job["submitted_s"] = 1000.0
+    history = changed(life.history(), events=events, told_from_s=told_from_s)
+    return {one.rule for one in check_job(history, has_object={SHA: SIZE}.get)}
+
+
+def test_a_story_that_was_dropped_whole_is_not_missed():
+    assert forgetting(lived(*DONE), left=0) == set()
+    assert forgetting(lived("grant", "start", "fail", "requeue", "grant", "start"), left=3) == set()
+
+
+def test_a_story_that_was_not_dropped_is_missed():
+    assert forgetting(lived(*DONE), left=0, told_from_s=0.0) >= {"events_replay"}, "nothing was ever dropped"
+    assert forgetting(lived(*DONE), left=0, told_from_s=999.0) >= {"events_replay"}, "it is younger"
+    assert forgetting(lived("grant", "start"), left=0) >= {"events_replay"}, "it has not ended"
+    assert forgetting(lived(*DONE), left=2), "only a part is there"
+    assert forgetting(lived("grant", "start", "fail", "requeue", "grant", "start"), left=2), "an end is missing"
+
+
 def test_a_violation_is_told_without_the_whole_order():
     life = lived(*DONE)
     life.job["state"] = "failed"

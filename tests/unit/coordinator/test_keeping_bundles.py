@@ -52,6 +52,26 @@ def test_an_archive_is_there_once_it_is_finished_and_not_before(keeping):
         assert file.read() == DATA[5:15]
 
 
+def test_an_upload_is_its_owner_s_alone_also_for_another_process(keeping, tmp_path):
+    bundles = keeping.bundles
+    mine = bundles.begin(SHA, len(DATA), owner="person ada")
+    bundles.append(mine.id, 0, DATA[:300], owner="person ada")
+    assert bundles.begin(SHA, len(DATA), owner="person ada") == changed(mine, offset=300)
+    theirs = bundles.begin(SHA, len(DATA), owner="person eve")
+    assert (theirs.id != mine.id, theirs.offset) == (True, 0)
+    keeping.close()
+    again = LocalKeeping(str(tmp_path / "fleet"), FakeClock(), limits=KeepingLimits(archive_bytes=5000)).bundles
+    for other in ("person eve", "machine ada", ""):
+        with pytest.raises(NotFound):
+            again.append(mine.id, 300, b"x", owner=other)
+        with pytest.raises(NotFound):
+            again.finish(mine.id, owner=other)
+        with pytest.raises(NotFound):
+            again.upload(mine.id, owner=other)
+    assert again.append(mine.id, 300, DATA[300:], owner="person ada") == len(DATA)
+    assert again.finish(mine.id, owner="person ada") is PutOutcome.NEW
+
+
 def test_a_known_archive_needs_no_bytes(keeping):
     bring(keeping)
     begun = keeping.bundles.begin(SHA, len(DATA))

@@ -8,13 +8,13 @@ import pytest
 
 from stoker.coordinator.keeping.contents import Contents
 from stoker.coordinator.keeping.keeping import LocalKeeping
-from stoker.coordinator.keeping.limits import KeepingLimits
+from stoker.coordinator.keeping.limits import KeepingLimits, limits_for
 from stoker.coordinator.keeping.pruning import Pruning
 from stoker.coordinator.keeping.retention import RetentionPolicy
 from stoker.coordinator.keeping.tree_retention import PINNED, WANTED, YOUNG, TreeRow, decide_trees
 from stoker.model.artifacts import Tree, TreeEntry
 from stoker.model.clock import FakeClock, SystemClock
-from stoker.model.digests import digest_bytes
+from stoker.model.digests import Digest, digest_bytes
 from stoker.model.errors import BadInput, HashMismatch, NoSpace, NotFound, Unavailable
 from stoker.model.fleet_errors import TooLarge
 from stoker.store.listing import listing_bytes
@@ -111,6 +111,21 @@ def test_a_tree_that_is_too_large_is_refused_by_what_it_says_of_itself(desk):
         desk.contents.want("0" * 64, files=1, size_bytes=10 << 30)
     with pytest.raises(TooLarge, match="4 files"):
         desk.contents.want("0" * 64, files=4)
+    # Also of who did not say it when the tree was wanted.
+    with pytest.raises(TooLarge, match=r"101\.0 MiB") as caught:
+        desk.contents.missing(["1" * 64, "2" * 64], (100 * MIB, MIB))
+    assert "--upload-limit" in caught.value.hint
+    large = Tree((TreeEntry("corpus.bin", 101 * MIB, Digest("1" * 64)),))
+    with pytest.raises(TooLarge, match=r"101\.0 MiB"):
+        desk.contents.keep_tree(large.digest(), listing_bytes(large))
+
+
+def test_a_limit_for_uploads_holds_for_trees_and_results_alike_and_the_usual_one_is_a_tebibyte():
+    limits = limits_for(20 * MIB)
+    assert (limits.tree_bytes, limits.archive_bytes) == (20 * MIB, 20 * MIB)
+    assert limits_for(None) == KeepingLimits()
+    with pytest.raises(BadInput, match="lets no job's code come"):
+        limits_for(1000)
 
 
 def test_what_would_fill_the_disk_below_its_floor_is_refused_before_it_comes(desk):

@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 import pytest
 
@@ -18,6 +19,7 @@ from stoker.coordinator.notifying.notifier import Notifier
 from stoker.coordinator.queue.health_commands import AddHook
 from stoker.coordinator.queue.reading.health import HookRow
 from stoker.host.http.settings import HttpSettings
+from stoker.model.fleet_errors import DatabaseTrouble
 from tests.contract.queue_driving import Driven, order
 from tests.servers.receiver import Message, Told, receiver
 
@@ -200,6 +202,20 @@ def test_news_is_delivered_by_itself(fleet: Driven):
         hook(fleet, told, "submitted")
         fleet.submit(order("one"))
         assert events(told.wait_for(1)) == ["submitted"]
+
+
+def test_a_database_in_trouble_is_asked_again_in_a_while_and_not_at_once(fleet: Driven):
+    asked: SimpleQueue[None] = SimpleQueue()
+
+    class Troubled(Notifier):
+        def deliver_all(self) -> bool:
+            asked.put(None)
+            raise DatabaseTrouble("no room")
+
+    with Troubled(fleet.queue, HttpSettings(), clock=fleet.clock, chance=lambda: 1.0, round_s=60.0):
+        asked.get(timeout=30)
+        with pytest.raises(Empty):
+            asked.get(timeout=0.1)
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,21 @@ def test_all_faults_are_told_together() -> None:
     told = faults_of(order("good"), bad, nul, huge)
     assert len(told) == 3
     assert "is not that of what it asks for" in told[0]
-    assert "NUL" in told[1]
+    assert "its recipe 'a\\x00b' has a character that can't be shown" in told[1]
     assert "too large" in told[2]
 
 
 @pytest.mark.parametrize("name", ["last", "..", "a/1", "--help", "two words", "\x1b[31mred", "a\nb"], ids=ascii)
 def test_a_name_that_means_something_else_where_it_is_typed_or_shown_is_refused(name: str) -> None:
     assert "no name for a job" in faults_of(order("one").model_copy(update={"name": name}))[0]
+
+
+@pytest.mark.parametrize("field", ["recipe", "mode"])
+@pytest.mark.parametrize("text", ["\x1b[31mred", "a\nb", "a\u202eb"], ids=ascii)
+def test_a_recipe_or_mode_that_would_be_obeyed_where_it_is_shown_is_refused(field: str, text: str) -> None:
+    (told,) = faults_of(order("one").model_copy(update={field: text}))
+    assert f"its {field} " in told
+    assert text not in told
 
 
 @pytest.mark.parametrize("label", ["../../x", "/etc", "a/b", "..", "a\x1b[2J", "c:x"], ids=ascii)

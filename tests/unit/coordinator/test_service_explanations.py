@@ -136,6 +136,21 @@ def test_a_dry_run_says_what_would_become_of_each_job(fleet: Driven, explanation
     assert fleet.reader.counts()["pending"] == 1
 
 
+def test_a_dry_run_knows_machines_that_run_only_certain_code(fleet: Driven, explanations: Explanations):
+    tree, other = "a" * 64, "b" * 64
+    fleet.join("m1", slots=1, accepts=(tree,))
+    taken, denied, recipe = forecast(
+        fleet,
+        explanations,
+        order("taken", recipe="command", code_tree=tree),
+        order("denied", recipe="command", code_tree=other),
+        order("recipe"),
+    )
+    assert taken == "waits, 1st in line: starts when m1 next asks for work"
+    assert denied == f"never on this fleet: m1: accepts only {tree[:12]}, and this is tree {other[:12]}"
+    assert recipe.startswith("waits, 2nd in line")
+
+
 def test_jobs_that_can_never_run_hold_nobody_up(fleet: Driven, explanations: Explanations):
     fleet.submit(*(order(f"huge{number}", requirements={"wish": "require"}) for number in range(3)), order("small"))
     assert explanations.explain("small").place_in_line == 1

@@ -43,6 +43,16 @@ def fail(request, emit):
     raise ValueError(request["why"])
 
 
+def write_to_given(request, emit):
+    (fd,) = request["fds"]
+    os.write(fd, request["text"].encode())
+
+
+def hang(request, emit):
+    while True:
+        signal.pause()
+
+
 def leave(request, emit):
     raise SystemExit(request["code"])
 

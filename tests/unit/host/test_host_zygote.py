@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import math
 import os
 import signal
@@ -200,6 +201,8 @@ def test_many_threads_fork_at_once(zygote):
 
 def test_descriptors_do_not_pile_up(zygote):
     def used() -> tuple[int, int]:
+        # What earlier tests have dropped is not counted.
+        gc.collect()
         return len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{zygote.pid}/fd"))
 
     for _ in range(2):
@@ -218,6 +221,12 @@ def test_a_request_that_is_not_json_harms_nobody_else(zygote):
         run(zygote, "echo", {"x": object()})
     events, _ = run(zygote, "echo", {"x": 1})
     assert events == [{"got": {"x": 1}}]
+
+
+def test_more_descriptors_than_travel_together_are_refused_and_harm_nobody_else(zygote):
+    with pytest.raises(ValueError, match="more than the 24 that one message carries"):
+        run(zygote, "echo", fds=[0] * 23)
+    assert run(zygote, "echo", {"x": 1})[0] == [{"got": {"x": 1}}]
 
 
 def test_a_child_is_stopped_politely(zygote):
@@ -326,3 +335,28 @@ def test_the_identity_of_a_child_is_its_own(zygote):
     assert is_alive(forked.identity) is Liveness.ALIVE
     forked.stop()
     assert is_alive(forked.identity) is Liveness.GONE
+
+
+def test_descriptors_are_handed_to_one_child_and_to_no_other(zygote):
+    read_fd, write_fd = os.pipe()
+    try:
+        _, forked = run(zygote, "write_to_given", {"text": "hello"}, fds=[write_fd])
+        assert forked.wait(WAIT_S).status == 0
+        (seen,), _ = run(zygote, "describe")
+        assert len(seen["fds"]) == 4
+        os.close(write_fd)
+        assert os.read(read_fd, 100) == b"hello"
+        # Nobody else holds it open: not the zygote either.
+        assert os.read(read_fd, 100) == b""
+    finally:
+        os.close(read_fd)
+
+
+def test_children_are_signalled_by_their_parent_and_others_are_not(zygote):
+    first, second = (zygote.fork(f"{ENTRIES}:hang", {}) for _ in range(2))
+    zygote.signal([first], signal.SIGKILL)
+    assert first.wait(WAIT_S).signal == signal.SIGKILL
+    assert not second.has_ended
+    # Somebody who has ended is left alone.
+    zygote.signal([first, second], signal.SIGTERM)
+    assert second.wait(WAIT_S).signal == signal.SIGTERM

@@ -16,8 +16,9 @@ from contextlib import closing
 
 import pytest
 
-from stoker.host.http import idle
+from stoker.host.http import connections, idle
 from stoker.host.http.client import Urllib3Transport
+from stoker.host.http.dialing import expect_life
 from stoker.host.http.exchange import Request
 from stoker.host.http.settings import HttpSettings
 from stoker.model.errors import BadAnswer, BadInput, NetworkFailed, StokerError
@@ -488,3 +489,26 @@ def test_urllib3_is_imported_with_the_first_request():
         "assert 'urllib3' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_computer_that_gives_no_sign_of_life_is_not_waited_for_longer_than_told(
+    server: FaultyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link that is cut makes no sound: the system has to be told to ask, and when to give up."""
+    found: list[float] = []
+
+    def look(connected: socket.socket, unheard_s: float) -> None:
+        expect_life(connected, unheard_s)
+        read = [connected.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in _LIFE]
+        idle_s, every_s, count, sent_ms = read
+        found.extend((idle_s + every_s * count, sent_ms / 1000))
+
+    monkeypatch.setattr(connections, "expect_life", look)
+    for unheard_s in (None, 5.0):
+        settings = HttpSettings(connect_s=5, head_s=5, read_s=5, unheard_s=unheard_s)
+        with closing(Urllib3Transport(settings)) as transport:
+            assert _get(transport, server.url) == FILE.data
+    assert found == [pytest.approx(5.0, abs=1.0), 5.0]
+
+
+_LIFE = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")

@@ -190,7 +190,7 @@ def test_an_unproven_question_is_answered_by_anybody(fleet):
     with LittleServer(lambda _got: Said(status=403, body=b"x" * 100_000), tls=fleet.server_tls(stranger)) as server:
         answer = ask_unproven(f"{server.url}/v1/join/begin", b"{}", settings=HttpSettings(connect_s=5), headers={})
         (got,) = server.asked
-    assert (answer.status, answer.is_cut, len(answer.data)) == (403, True, 64 * 1024)
+    assert (answer.status, len(answer.data)) == (403, 64 * 1024)
     assert got.shown in (None, {})
     assert not {"Authorization", "X-Operator-Token"} & set(got.headers)
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import plistlib
 import shlex
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from stoker.launch.launchd_plist import render_plist
+from stoker.launch.launchd_plist import plist_words, render_plist
 from stoker.launch.services import HOPELESS, Kind, Service, label_of, make_service
-from stoker.launch.systemd_unit import WRITTEN_BY, render_unit
-from stoker.launch.windows_schedule import render_schedule
+from stoker.launch.systemd_unit import WRITTEN_BY, render_unit, unit_words
+from stoker.launch.windows_schedule import render_schedule, schedule_words
 from stoker.model.errors import BadInput
 from stoker.model.frozen import changed
 
@@ -147,3 +147,24 @@ def test_a_scheduled_job_sets_its_environment_and_quotes_its_words():
 def test_a_path_that_windows_would_replace_is_refused(home: str):
     with pytest.raises(BadInput):
         render_schedule(service_of(home=home))
+
+
+@pytest.mark.parametrize(
+    ("render", "read"),
+    [(render_unit, unit_words), (render_plist, plist_words), (render_schedule, schedule_words)],
+    ids=["systemd", "launchd", "windows"],
+)
+@pytest.mark.parametrize(
+    "words",
+    [(), ("--slots", "2"), ("--name", "a b", "--declare", 'x\\"y\\\\', "", "end \\", "--keep-workspace")],
+    ids=["none", "plain", "odd"],
+)
+def test_the_words_of_a_service_are_read_back_from_its_file(
+    render: Callable[[Service], str], read: Callable[[str], tuple[str, ...]], words: tuple[str, ...]
+):
+    assert read(render(service_of(*words))) == words
+    assert read("") == ()
+
+
+def test_what_systemd_would_read_as_its_own_is_read_back():
+    assert unit_words(render_unit(service_of("--name", HOSTILE))) == ("--name", HOSTILE)

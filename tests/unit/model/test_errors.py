@@ -5,14 +5,14 @@ import re
 
 import pytest
 
-from stoker.model import errors, exits, fleet_errors
+from stoker.model import errors, exits, fleet_errors, gang_errors
 from stoker.model.errors import Fault, Faults, StokerError
 from stoker.model.json_text import dumps, loads
 
 CLASSES = list(
     dict.fromkeys(
         found
-        for module in (errors, fleet_errors)
+        for module in (errors, fleet_errors, gang_errors)
         for found in vars(module).values()
         if inspect.isclass(found) and issubclass(found, StokerError)
     )

@@ -140,7 +140,9 @@ class Lab:
         self.cache = Cache(self.store, code=CodeIdentity(str(folder / "code.json")), clock=self.clock)
         self.history = History(str(folder / "history.db"))
         self.leases = LeaseBook(self.store.places.leases, clock=self.clock)
-        self.processes = ProcessRunner(self._start_zygote, containment)
+        self.processes = ProcessRunner(
+            self._start_zygote, containment, gang_child="stoker.assembly.gang_child:run_work"
+        )
         around = Surroundings(
             environment=dict(os.environ), own_prefix=sys.prefix, trainer_folder=str(TRAINER), has_gpus=False
         )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from stoker.cookbooks.command.cookbook import run
 from stoker.model.errors import BadInput, LocalFile, ProgramNotFound
 from stoker.model.frozen import changed
-from stoker.plan.program import Program
+from stoker.plan.program import Program, gang_words
 from stoker.plan.program_launch import Launch, Surroundings, find_launch, render_launch
 from stoker.plan.run_folders import RunFolders
 from stoker.plan.runner import Work
@@ -196,3 +197,13 @@ def test_the_longest_word_and_variable_that_are_let_through_really_start(place: 
     pid = os.posix_spawn(str(place.folder / "train.sh"), launch.argv, {**launch.env, "PATH": "/usr/bin:/bin"})
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert json.loads(launch.env["STOKER_PARAMS"]) == params
+
+
+def test_what_makes_ranks_of_a_program_is_our_own_and_the_program_is_found_all_the_same(place: Place) -> None:
+    launch = place.find(*gang_words(4), "python", "train.py", "--", "x")
+    plain = place.find("python", "train.py", "--", "x")
+    ours = (sys.executable, "-P", "-m", "stoker", "gang", "run", "--ranks", "4", "--")
+    assert launch.argv == (*ours, *plain.argv)
+    assert launch.env == plain.env
+    with pytest.raises(ProgramNotFound, match="there is no program toool"):
+        place.find(*gang_words(4), "toool")

@@ -120,6 +120,8 @@ def test_parameters_are_given_by_name() -> None:
         ("s", {"version": 0}, "versions count from 1"),
         ("s", {"needs": Needs(cpu=-1)}, "less than nothing"),
         ("s", {"needs": Needs(memory_gib=-1.0)}, "less than nothing"),
+        ("s", {"needs": Needs(ranks=0)}, "one rank at least"),
+        ("s", {"needs": Needs(ranks=4, gpu=1)}, "4 ranks have a device each, or none"),
         ("s", {"retry": RetryPolicy(attempts=0)}, "at least one"),
         ("s", {"retry": RetryPolicy(backoff_s=-1.0)}, "can't be negative"),
         ("s", {"timeout_s": 0.0}, "leaves no time"),

@@ -133,3 +133,9 @@ def test_a_long_line_of_the_control_file_is_malformed() -> None:
 
 def test_invalid_text_in_a_message_is_no_fault() -> None:
     assert parse_line(b'{"kind":"failed","message":"caf\xe9"}') == GaveUp(message="caf\ufffd")
+
+
+def test_of_the_ranks_of_a_gang_the_first_speaks_for_all():
+    for line in (b"step=3 loss=0.5\n", b'{"kind": "step", "step": 3}', b"stoker-metric: loss=1"):
+        assert parse_line(b"[rank 0] " + line) == parse_line(line)
+        assert parse_line(b"[rank 12] " + line) == Plain()

@@ -27,7 +27,7 @@ from stoker.worker.preparing.here import Here
 from stoker.worker.preparing.taking_in import take_in
 from stoker.worker.preparing.telling import Told
 from stoker.worker.preparing.workspaces import Workspaces
-from stoker.worker.shipping.origins import CoordinatorAlone
+from tests.fakes.origins import CoordinatorAlone
 from tests.unit.worker.keeper_on_paper import grant
 from tests.unit.worker.tiny_wheels import maker_in
 

@@ -34,6 +34,9 @@ from stoker.worker.cleaning import (
     look_around,
     unfinished_bytes,
 )
+from stoker.worker.environments.answers import Ready
+from stoker.worker.environments.pruning import offer
+from stoker.worker.environments.shelf import Shelf
 from stoker.worker.upkeep import FORGOTTEN_S, UPLOAD_GRACE_S, Cleared, find_rubbish, why_kept, why_let_go
 from tests.unit.host.real_processes import code_of, fork
 from tests.unit.store.real_stores import BIG, commit, found, key_of, make_store, put_contents, put_in
@@ -50,6 +53,7 @@ class Home:
             state=str(top / "state"),
             scratch=str(top / "scratch"),
             out=str(top / "stoker-out"),
+            envs=str(top / "envs"),
             models=str(top / "hub"),
         )
 
@@ -59,6 +63,9 @@ class Home:
         file.write_bytes(b"x" * size_bytes)
         os.utime(file, (time.time() - age_s, time.time() - age_s))
         return file
+
+    def shelf(self, clock: FakeClock) -> Shelf:
+        return Shelf(self.folders.envs, clock=clock)
 
     def objects(self, clock: FakeClock) -> LocalObjects:
         return LocalObjects(self.store, clock=clock)
@@ -74,6 +81,7 @@ class Home:
             candidates=records,
             decision=decide_prune(records, now_s=clock.wall_s(), max_bytes=max_bytes, older_than_s=None),
             rubbish=find_rubbish(self.store, self.objects(clock), leases, clock, scratch=self.folders.scratch),
+            environments=offer(self.shelf(clock), now_s=clock.wall_s(), max_bytes=max_bytes, older_than_s=None),
         )
         areas = look_around(self.store, self.folders, findings, now_s=clock.wall_s(), more=more)
         return {area.name: area for area in areas}, findings, clock
@@ -81,7 +89,15 @@ class Home:
     def clean(self, **options: object) -> tuple[dict[str, Area], Cleared]:
         areas, findings, clock = self.look(**options)  # type: ignore[arg-type]
         leases = LeaseBook(self.store.places.leases, clock=clock)
-        return areas, clear(self.store, self.objects(clock), areas.values(), findings, leases=leases, clock=clock)
+        return areas, clear(
+            self.store,
+            self.objects(clock),
+            areas.values(),
+            findings,
+            leases=leases,
+            environments=self.shelf(clock),
+            clock=clock,
+        )
 
 
 @pytest.fixture
@@ -104,6 +120,7 @@ def test_every_place_is_listed_with_its_size_even_if_nothing_is_there(home):
         "scratch",
         "jobs",
         "state",
+        "environments",
         "unfinished downloads",
         "models",
         "plain results",
@@ -300,3 +317,16 @@ def test_one_thing_that_cant_be_removed_is_told_and_does_not_keep_the_rest(home,
     assert cleared.freed_bytes == 100
     assert len(cleared.stuck) == 1
     assert "cookbooks.json" in cleared.stuck[0]
+
+
+def test_environments_are_a_place_of_their_own_and_go_by_the_same_limit(home: Home) -> None:
+    key = "e" * 64
+    shelf = home.shelf(FakeClock(start_s=time.time() - 1000))
+    os.makedirs(shelf.venv(key))
+    shelf.keep(Ready(digest=key, key=key, interpreter="/usr/bin/python3", size_bytes=70))
+    shelf.use(key)
+    assert home.look()[0]["environments"].removable_bytes == 0
+    areas, cleared = home.clean(max_bytes=0)
+    assert (areas["environments"].goes, areas["environments"].removable_bytes) == ("1 environment", 70)
+    assert cleared.freed_bytes >= 70
+    assert shelf.all_kept() == []

@@ -106,7 +106,7 @@ def test_how_an_environment_stands_is_told_machine_by_machine(project: Path) -> 
         "desk ready",
         "lab1 builds, about 2m00s",
         "jetson: no wheel of torch for aarch64 cp310",
-        "old: its worker says nothing of environments: is its Stoker older than this one?",
+        "old: its worker says nothing of environments: is it off, or its Stoker older than this one?",
     ]
     assert outlook(choices, "lab1", held(DESK)).text == "lab1 builds"
 
@@ -117,6 +117,14 @@ def test_a_machine_that_no_choice_names_has_none() -> None:
     assert found.standing is Standing.IMPOSSIBLE
     assert found.why == "it is linux-aarch64-cp310, and the job has environments for linux-x86_64 only"
     assert outlook([], "jetson", held(JETSON)).standing is Standing.OWN
+
+
+@pytest.mark.parametrize("env", [{}, {"": "requirements.txt"}], ids=["own", "made"])
+def test_a_python_that_a_machine_does_not_have_is_told_before_it_declines(project: Path, env: dict[str, str]) -> None:
+    (project / "requirements.txt").write_text("")
+    choices = EnvironmentChoices(str(project)).of(env, {"": "3.14"}).choices
+    assert outlook(choices, "jetson", held(JETSON)).text == "jetson: no Python that is 3.14: it has 3.10.12, 3.8.10"
+    assert outlook(choices, "new", Holdings(platform="linux-x86_64")).standing is not Standing.IMPOSSIBLE
 
 
 def test_a_path_of_the_machine_itself_needs_nothing(project: Path) -> None:

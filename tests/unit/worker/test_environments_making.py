@@ -343,6 +343,22 @@ def test_what_interpreters_said_is_remembered_until_their_files_are_others(tmp_p
     assert "3.11.99" not in maker_in(tmp_path).platform.pythons
 
 
+def test_a_worker_notices_within_a_minute_that_its_interpreters_are_others(tmp_path: Path) -> None:
+    maker_in(tmp_path).told()
+    clock = FakeClock()
+    around = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    shelf = Shelf(str(tmp_path / "envs"), clock=clock)
+    maker = Maker(shelf=shelf, environment=around, own_prefix=sys.prefix, clock=clock)
+    before = maker.told()["pythons"]
+    memory = tmp_path / "envs/interpreters.json"
+    said = {path: [answer[0], "3.99.1", *answer[2:]] for path, answer in loads(memory.read_bytes()).items()}
+    memory.write_text(dumps(said))
+    clock.advance(59.0)
+    assert maker.told()["pythons"] == before
+    clock.advance(1.0)
+    assert maker.told()["pythons"] == ("3.99.1",)
+
+
 def test_the_key_of_an_environment_is_another_on_another_platform() -> None:
     here = Platform(system="linux", machine="aarch64", libc="glibc 2.36", pythons=("3.11.7",))
     key = key_of("a" * 64, here)

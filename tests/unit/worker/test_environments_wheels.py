@@ -6,8 +6,8 @@ import pytest
 
 from stoker.model.errors import BadInput
 from stoker.model.platforms import Platform, is_platform, platform_of, python_of
+from stoker.model.python_versions import fits
 from stoker.worker.environments.lock_file import read_lock
-from stoker.worker.environments.versions import fits
 from stoker.worker.environments.wheels import why_impossible
 
 JETSON = Platform(system="linux", machine="aarch64", libc="glibc 2.35", pythons=("3.10.12",))

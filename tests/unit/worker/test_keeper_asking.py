@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from stoker.model.errors import NotFound
 from stoker.model.fleet_errors import Drained, NoCoordinator, VersionSkew
 from stoker.model.frozen import changed
 from stoker.model.leases import Token
-from stoker.wire.leasing import Do, LeaseOrder
+from stoker.wire.leasing import Do, LeaseOrder, Renewed
 from stoker.worker.keeper.happenings import (
+    Answered,
     AskedToEnd,
     Closed,
     Ended,
@@ -126,6 +129,21 @@ def test_silence_is_told_once_and_asked_again_later_each_time_but_in_time_for_th
     told.answer()
     assert told.told == ["back"]
     assert token in told.keeping.leases
+
+
+def test_a_question_that_nobody_answers_brings_the_next_heartbeat_forward():
+    told = Told().join()
+    told.answer()
+    assert told.keeping.renew_at_s == told.now_s + 30.0
+    told.take(Unanswered(now_s=told.now_s, error=NoCoordinator("no"), was_claim=True, jitter=1.0))
+    assert told.keeping.renew_at_s == told.keeping.ask_at_s == told.now_s + 0.25
+
+
+def test_a_coordinator_that_wants_to_know_what_is_held_hears_at_once():
+    told = Told().join()
+    answer = Renewed(lease_s=90, heartbeat_s=30, generation=1, server_s=0, wants_holdings=True)
+    told.take(Answered(now_s=told.now_s, asked_s=told.now_s, tokens=(), answer=answer))
+    assert told.keeping.renew_at_s == told.now_s
 
 
 def test_jitter_spreads_who_comes_back():
@@ -307,3 +325,20 @@ def test_a_pause_that_the_owner_and_the_coordinator_tell_of_is_told_once():
     told.answer(closed="drained")
     told.take(Closed(now_s=told.now_s, by="owner", why="paused by ann", gives_back=True))
     assert told.told == ["closed"], "another reason"
+
+
+def test_a_coordinator_with_another_ca_is_told_once_more_to_who_thinks_that_it_is_away():
+    told = Told().join()
+
+    def unanswered(**data: Any) -> list[str]:
+        error = NoCoordinator("can't be reached", hint="stoker join CODE@HOST --again", **data)
+        told.take(Unanswered(now_s=told.now_s, error=error, was_claim=False, jitter=0.0))
+        return told.told
+
+    assert unanswered() == ["away"]
+    assert unanswered() == []
+    assert unanswered(is_lasting=True) == ["away"]
+    assert unanswered(is_lasting=True) == []
+    told.answer()
+    assert "back" in told.told
+    assert unanswered() == ["away"]

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from stoker.store.bundle.unpacking import unpack
 from stoker.wire.leasing import CheckpointBody, Do
 from stoker.worker.keeper.owner_pause import Pause, clear_pause, write_pause
 from stoker.worker.keeper.state import Wishes
+from stoker.worker.preparing.preparing import NotPrepared
+from stoker.worker.preparing.telling import Told
 from tests.fakes.coordinator import FakeCoordinator
 from tests.fakes.keeping import Keep
 
@@ -101,6 +103,28 @@ def test_what_the_coordinator_closed_is_not_told_back_to_it(busy: Keep):
     assert fleet.renewals[-1].measured.closed == {}
     fleet.closed = ""
     fleet.until(lambda: ("open", {"by": "coordinator", "why": ""}) in busy.told)
+
+
+def test_what_was_brought_before_a_job_could_start_is_told_without_waiting_for_a_heartbeat(tmp_path: Path):
+    fleet = FakeCoordinator(lease_s=3000.0, heartbeat_s=1000.0)
+    keep = Keep(tmp_path, fleet)
+
+    class Brings:
+        """Brings something, and then finds that the rest can't be had."""
+
+        def sweep(self) -> None:
+            pass
+
+        def prepare(self, _grant: object, _stop: object, heed: Callable[[Told], None]) -> NotPrepared:
+            heed(Told(count=1))
+            return NotPrepared(reason="data", message="nobody has DATA", lasts=True)
+
+    keep.preparing = Brings()
+    with keep:
+        fleet.until(lambda: fleet.renewals)
+        fleet.submit("job", argv=["true"], folder=str(tmp_path), code_tree="c" * 64)
+        keep.until_told("declined")
+        fleet.until(lambda: len(fleet.renewals) == 2)
 
 
 def test_a_failure_is_told_with_its_cause_and_its_last_line(busy: Keep):

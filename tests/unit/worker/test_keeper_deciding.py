@@ -39,6 +39,28 @@ def test_a_grant_is_begun_and_its_start_is_told_once_a_child_has_it():
     assert told.lease(one.token()).phase is Phase.RUNNING
 
 
+def test_what_was_brought_for_a_job_is_told_at_once_and_not_with_the_next_heartbeat():
+    told = Told().join()
+    told.answer()
+    one = grant()
+    told.give(one)
+    began = Began(now_s=told.now_s, token=one.token(), child=mine(), run="r", has_brought=True)
+    assert told.take(began) == [TellStart(token=one.token()), Renew()]
+    assert Renew() not in told.wait(1.0), "the one that tells it is on its way"
+    told.answer()
+    assert Renew() not in told.wait(1.0), "it is told once"
+
+
+def test_what_was_brought_while_a_heartbeat_is_on_its_way_is_told_by_another():
+    told = Told().join()
+    assert told.keeping.is_renewing
+    one = grant()
+    told.give(one)
+    refused = NotBegun(now_s=told.now_s, token=one.token(), reason="data", message="gone", has_brought=True)
+    assert Renew() not in told.take(refused)
+    assert Renew() in told.answer()
+
+
 def test_a_grant_that_comes_twice_is_begun_once():
     told = Told(slots=2).join()
     one = grant()

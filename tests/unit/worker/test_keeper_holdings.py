@@ -26,6 +26,7 @@ class Words:
     def __init__(self) -> None:
         self.hellos: list[Hello] = []
         self.renewals: list[Renewal] = []
+        self.has_forgotten = False
 
     def hello(self, hello: Hello) -> Welcome:
         self.hellos.append(hello)
@@ -33,7 +34,8 @@ class Words:
 
     def renew(self, renewal: Renewal) -> Renewed:
         self.renewals.append(renewal)
-        return Renewed(lease_s=90, heartbeat_s=30, generation=1, server_s=0)
+        wants = self.has_forgotten and renewal.holdings is None
+        return Renewed(lease_s=90, heartbeat_s=30, generation=1, server_s=0, wants_holdings=wants)
 
 
 class Asking:
@@ -91,4 +93,13 @@ def test_a_disk_that_can_t_be_read_silences_no_heartbeat(asking: Asking) -> None
     asking.held = Holdings(trees=("a" * 64,))
     asking.greet()
     asking.held = LocalFile("no such disk")
+    assert asking.beat() is None
+
+
+def test_a_coordinator_that_has_forgotten_what_is_held_is_told_with_the_next_heartbeat(asking: Asking) -> None:
+    asking.held = one = Holdings(trees=("a" * 64,))
+    asking.greet()
+    asking.words.has_forgotten = True
+    assert asking.beat() is None
+    assert asking.beat() == one
     assert asking.beat() is None

@@ -28,7 +28,7 @@ from stoker.store.listing import listing_bytes
 from stoker.store.local import LocalStore
 from stoker.store.putting import put_key
 from stoker.store.records import Record
-from stoker.wire.contents import Place
+from stoker.wire.contents import PACK_BYTES, PACKED_BYTES, Place
 from stoker.worker.peering import server as server_module
 from stoker.worker.peering import strangers
 from stoker.worker.peering.pace import Pace
@@ -113,6 +113,25 @@ def test_a_question_that_is_too_long_or_none_is_refused(store: LocalStore) -> No
             with closing(http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=PATIENCE_S)) as line:
                 line.request("POST", "/v1/contents/fetch", body, headers)
                 assert line.getresponse().status == 400
+
+
+def test_no_question_gets_more_than_a_pack_and_who_asks_again_gets_the_rest(store: LocalStore) -> None:
+    files = [bytes([number]) * PACKED_BYTES for number in range(9)]
+    kept(store, *files)
+    left = [digest_bytes(data) for data in files]
+    shelf = Shelf(store, clock=CLOCK)
+    first = [digest for digest, _ in shelf.small(tuple(left))]
+    assert first == left[: PACK_BYTES // PACKED_BYTES - 1]
+    assert [digest for digest, _ in shelf.small(tuple(left[len(first) :]))] == left[len(first) :]
+
+
+def test_nobody_is_asked_without_tls_in_a_fleet_of_several_machines(authority: Authority) -> None:
+    near, far = Place(machine="lab1", url="http://127.0.0.1:9"), Place(machine="lab1", url="http://192.0.2.1:9")
+    assert peer_opener(authority.identity("lab2"), clock=CLOCK)(near) is None
+    assert peer_opener(None, clock=CLOCK)(far) is None
+    opened = peer_opener(None, clock=CLOCK)(near)
+    assert opened is not None
+    opened[1].close()
 
 
 def test_nothing_listens_beyond_loopback_without_tls(store: LocalStore) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from stoker.model.clock import FakeClock
@@ -46,6 +49,27 @@ def test_who_joined_just_now_is_known_and_a_stranger_does_not_have_it_asked_all_
     coordinator.serials = ("one", "new")
     clock.advance(AGAIN_S)
     assert admitting.admits("new")
+
+
+def test_who_is_known_does_not_wait_while_the_coordinator_is_asked_about_a_stranger():
+    clock, coordinator = FakeClock(), Coordinator("one")
+    is_asked, may_answer = threading.Event(), threading.Event()
+
+    def ask() -> tuple[str, ...]:
+        if coordinator.asked:
+            is_asked.set()
+            assert may_answer.wait(30)
+        return coordinator.ask()
+
+    admitting = Admitting(ask, clock=clock)
+    assert admitting.admits("one")
+    clock.advance(AGAIN_S)
+    with ThreadPoolExecutor(2) as threads:
+        stranger = threads.submit(admitting.admits, "stranger")
+        assert is_asked.wait(30)
+        assert threads.submit(admitting.admits, "one").result(timeout=30)
+        may_answer.set()
+        assert not stranger.result(timeout=30)
 
 
 def test_a_coordinator_that_is_away_is_believed_for_some_minutes_and_then_nobody_gets_anything():

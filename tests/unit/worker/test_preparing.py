@@ -23,12 +23,16 @@ from stoker.wire.orders import EnvironmentChoice, InputKind
 from stoker.worker.environments.answers import Impossible, Ready
 from stoker.worker.environments.shelf import key_of
 from stoker.worker.environments.sources import gather
-from stoker.worker.preparing import data_shelf
+from stoker.worker.preparing import bringing, data_shelf
+from stoker.worker.preparing.child import PreparingProgram
 from stoker.worker.preparing.missing import Held, Standing, what_is_missing
+from stoker.worker.preparing.preparing import Preparing
 from stoker.worker.preparing.pulse import MakingPulse, TreePulse
 from stoker.worker.preparing.small_trees import MOST_BYTES, SmallTrees
 from stoker.worker.preparing.telling import Told
-from stoker.worker.shipping.origins import CoordinatorAlone
+from stoker.worker.shipping import tree_route
+from stoker.worker.shipping.pauses import Pauses
+from tests.fakes.origins import CoordinatorAlone
 from tests.servers.relay import Relay
 from tests.unit.worker.benches import CLOCK, MachineAlone, files_in, giving, input_at, kept_tree, wanting
 from tests.unit.worker.tiny_wheels import locked_project, wheel
@@ -117,6 +121,7 @@ def test_code_and_data_come_from_another_machine_and_are_laid_out(tmp_path: Path
     assert prepared.facts(wanted)["data"] == {"DATA": f"tree:{body.tree}"}
     lab.here.leave(wanted, "run-1", prepared)
     assert not os.path.exists(prepared.workspace)
+    lab.data.prune()
     assert os.path.isdir(place)
     assert [told.line for told in lab.told if "copies DATA" in told.line] == ["copies DATA: 2 files, 3.0 MiB"]
 
@@ -166,7 +171,7 @@ def test_data_stays_while_the_store_has_it_or_somebody_reads_it(
     desk.here.mark(wanted, "run", mine(), prepared)
     desk.data.prune()
     assert os.path.isdir(place)
-    monkeypatch.setattr(data_shelf.DataShelf, "_is_kept", lambda *_: False)
+    monkeypatch.setattr(data_shelf, "named_tree", lambda *_: None)
     desk.data.prune()
     assert os.path.isdir(place), "its reader lives"
     gone = of_pid(os.getpid())
@@ -220,6 +225,22 @@ def test_little_code_comes_at_once_and_much_is_left_to_a_process(tmp_path: Path,
         never = threading.Event()
         assert [small.bring(tree, never) for tree in trees] == [True, False]
         assert not small.bring("0" * 64, never)
+
+
+def test_what_is_brought_is_heeded_and_what_was_here_already_is_not(tmp_path: Path, desk: MachineAlone):
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("print(1)")
+    wanted = wanting(code_tree=kept_tree(tmp_path / "code", desk.store))
+    heard: list[Told] = []
+    with giving(desk.store) as url:
+        lab = lab_in(tmp_path, url)
+        origins = CoordinatorAlone(lab.client, lab._transport)
+        small = SmallTrees(store=lambda: lab.store, open_origins=lambda: _Open(origins), clock=CLOCK)
+        program = PreparingProgram(argv=("false",), folder=str(tmp_path), environment=dict, clock=CLOCK)
+        preparing = Preparing(here=lab.here, program=program, ticket=lambda _: b"", clock=CLOCK, small=small)
+        for _ in range(2):
+            assert isinstance(preparing.prepare(wanted, threading.Event(), heard.append), Held)
+            assert len(heard) == 1
 
 
 class _Open:
@@ -287,6 +308,14 @@ def test_no_room_on_the_disk_is_a_passing_reason_of_its_own(
     with giving(desk.store) as url:
         ended = lab_in(tmp_path, url).bring(wanting(inputs=(input_at(corpus, desk.store),)))
     assert (ended.end, ended.reason, ended.lasts) == ("refused", "disk", False)
+
+
+def test_whoever_waits_for_a_link_looks_again_within_a_second_and_never_all_at_once():
+    for longest_s in (bringing._PAUSE_S, tree_route._LONGEST_PAUSE_S):
+        pauses = Pauses(first_s=longest_s, longest_s=longest_s)
+        found = [pauses.failed() for _ in range(20)]
+        assert max(found) <= 1.0
+        assert len(set(found)) > 1
 
 
 @pytest.mark.slow

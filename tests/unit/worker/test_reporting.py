@@ -30,7 +30,7 @@ class Taking:
 def test_a_report_that_is_refused_comes_again_soon_and_then_daily():
     taking = Taking(refusals=2)
     reporting = Reporting(taking, name="desk", version="3", look=lambda: FOUND, clock=FakeClock())
-    assert [reporting.tell() for _ in range(4)] == [2 * FIRST_S, 4 * FIRST_S, DAY_S, DAY_S]
+    assert [reporting.act() for _ in range(4)] == [2 * FIRST_S, 4 * FIRST_S, DAY_S, DAY_S]
     assert [(one.worker, one.version, one.protocol, one.findings) for one in taking.taken] == [
         ("desk", "3", VERSION, FOUND)
     ] * 2
@@ -38,5 +38,5 @@ def test_a_report_that_is_refused_comes_again_soon_and_then_daily():
 
 def test_a_coordinator_that_never_knows_reports_is_asked_daily():
     reporting = Reporting(Taking(refusals=100), name="desk", version="3", look=lambda: FOUND, clock=FakeClock())
-    pauses = [reporting.tell() for _ in range(11)]
+    pauses = [reporting.act() for _ in range(11)]
     assert pauses[8:11] == [AGAIN_S, DAY_S, 2 * FIRST_S]

@@ -240,6 +240,22 @@ def test_a_device_that_is_asked_for_reaches_the_program(drawer: Drawer) -> None:
     assert (wants.wish, wants.device_count, wants.vram_bytes, wants.may_share) == (Wish.REQUIRE, 2, 6 * GIB, True)
 
 
+def test_a_program_of_several_ranks_is_another_job_and_wants_a_device_for_each(drawer: Drawer) -> None:
+    one, two, four = (
+        drawer.one(MINE + "hyper = { lr = 1 }\nrequire_cuda = true" + ranks)
+        for ranks in ("", "\nranks = 2", "\nranks = 4")
+    )
+    assert [order.args["ranks"] for order in (one, two, four)] == [None, 2, 4]
+    assert [order.requirements.device_count for order in (one, two, four)] == [1, 2, 4]
+    assert len({one.id, two.id, four.id}) == 3
+    assert all(map(is_honest, (one, two, four)))
+
+
+def test_ranks_of_a_recipe_that_has_none_are_refused_where_they_stand(drawer: Drawer) -> None:
+    (fault,) = drawer.faults(SUM + "ranks = 2")
+    assert "m.toml:4:9: jobs[0].ranks: test/sum takes no ranks" in fault
+
+
 def test_every_fault_of_a_file_is_told_at_once_in_the_order_of_its_lines(drawer: Drawer) -> None:
     text = (
         '[[jobs]]\nname = "a"\nrecipe = "test/sum"\nhyper = { plus = "much", plsu = 3 }\n'

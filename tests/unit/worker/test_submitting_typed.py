@@ -136,3 +136,9 @@ def test_values_are_checked_as_a_recipes_own_schema_checks_them(recipe: Any, hyp
     assert len(found) == len(faults)
     if not faults:
         assert filled == values
+
+
+def test_a_file_of_an_environment_that_is_not_there_is_told_with_where_it_was_looked_for(office: Office) -> None:
+    with pytest.raises(ArgsFaults, match=r"there is no file foo\.txt") as refused:
+        orders(office, program=("true",), env={"": "foo.txt"})
+    assert refused.value.hint.startswith(f"--env names a file in {office.desk.folder} or below it: uv.lock, ")

@@ -134,3 +134,14 @@ def test_its_scratch_folder_is_not_made_for_nothing(tmp_path: Path) -> None:
 def test_a_place_that_nothing_fills_is_refused() -> None:
     with pytest.raises(StageInputError, match=r"nothing fills \{lr\}"):
         rendered(compiled(argv=("tool", "{lr}")))
+
+
+def test_ranks_are_words_before_the_program_and_a_device_for_each() -> None:
+    node = compiled(argv=("python", "t.py"), ranks=4, machine_gpus=8)
+    assert rendered(node).argv == ("stoker", "gang", "run", "--ranks", "4", "--", "python", "t.py")
+    assert node.needs.gpu == 4
+    assert compiled(ranks=4, machine_gpus=2).needs.gpu == 2
+    assert compiled(ranks=4, gpus=1, machine_gpus=8).needs.gpu == 1
+    assert compiled(ranks=4, vram="6G").needs.gpu == 4
+    assert compiled(ranks=4).needs.gpu == 0
+    assert identity(compiled(ranks=4)) != identity(compiled(ranks=2)) != identity(compiled())

@@ -46,3 +46,8 @@ def test_a_reader_that_went_away_is_no_error(capfd: pytest.CaptureFixture[str]) 
 def test_an_interrupt_has_its_code(capfd: pytest.CaptureFixture[str]) -> None:
     assert report(KeyboardInterrupt(), Output(is_json=False, is_quiet=False), debug=False) == 130
     assert capfd.readouterr().err == "stoker: interrupted\n"
+
+
+def test_a_thread_that_the_machine_refuses_is_no_bug(capfd: pytest.CaptureFixture[str]) -> None:
+    assert report(RuntimeError("can't start new thread"), Output(is_json=False, is_quiet=False), debug=False) == 45
+    assert capfd.readouterr().err.startswith("stoker: no thread could be made\nhint: ")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.faces.cli import interrupting
+from stoker.faces.cli.admin.counting import Elapsed
 from stoker.faces.cli.under_way import Amount, under_way
 from stoker.model.clock import FakeClock
 from stoker.model.errors import Cancelled, StokerError, Terminated
@@ -25,6 +26,12 @@ def test_how_far_it_is_becomes_one_line_with_rate_and_time_left() -> None:
     assert amount.lines(102.0, 0.0) == [
         "putting data  #####...............  1.0 MiB of 4.0 MiB  512.0 KiB/s  6.0s left"
     ]
+
+
+def test_work_that_lasts_for_a_time_shows_how_much_of_it_has_passed() -> None:
+    elapsed = Elapsed("torturing", 180, 100.0, is_unicode=False, hint="")
+    elapsed.reach(45)
+    assert elapsed.lines(145.0, 0.0) == ["torturing  #####...............  45s of 3m00s  2m15s left"]
 
 
 def test_what_has_no_known_end_shows_what_is_done() -> None:

@@ -18,8 +18,9 @@ from stoker.model.json_text import dumps, loads
 from stoker.model.principals import Role
 from stoker.wire.join_proofs import JoinCode, fingerprint
 from stoker.wire.joined import Membership, Side, read_joined
+from stoker.worker.enrolling import joining
 from stoker.worker.enrolling.invitation import Invitation
-from stoker.worker.enrolling.joining import Proven, begin, finish
+from stoker.worker.enrolling.joining import Proven, begin, finish, resume
 from tests.servers.door import Door, refused
 from tests.servers.little import LittleServer, Said
 
@@ -58,6 +59,51 @@ def test_a_machine_joins_and_keeps_a_certificate_of_its_own_key(tmp_path, house)
     (said,) = door.finishes
     assert "PRIVATE" not in said.model_dump_json()
     assert "PRIVATE KEY" in Path(member.certificate_file).read_text()
+
+
+def _cut_off(door: Door, house: Assembly, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Join, and be killed between the answer and the first file; give what is left."""
+
+    def die(*_: object) -> Membership:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying:
+        dying.setattr(joining, "write_joined", die)
+        with pytest.raises(KeyboardInterrupt):
+            _join(door, house)
+    (left,) = (Path(house.settings.state) / "joined").iterdir()
+    assert left.stat().st_mode & 0o777 == 0o600
+    return left
+
+
+def test_who_was_killed_before_the_answer_was_kept_gets_it_again_by_the_same_words(tmp_path, house, monkeypatch):
+    with Door(tmp_path) as door:
+        left = _cut_off(door, house, monkeypatch)
+        assert door.code.secret not in left.read_text()
+        member = resume(door.invitation(), "", house, state=house.settings.state)
+    first, second = door.finishes
+    assert first == second
+    assert member == read_joined(house.settings.state, Side.WORKER)
+    assert not left.exists()
+    with Door(tmp_path) as door:
+        assert resume(door.invitation(), "", house, state=house.settings.state) is None
+
+
+def test_another_code_or_name_does_not_go_on_with_an_attempt_that_was_cut_off(tmp_path, house, monkeypatch):
+    with Door(tmp_path) as door:
+        _cut_off(door, house, monkeypatch)
+        other = Invitation(code=JoinCode(id="K7", secret="0" * 10), url=door.url)
+        assert resume(other, "", house, state=house.settings.state) is None
+        assert resume(door.invitation(), "lab2", house, state=house.settings.state) is None
+        assert len(door.finishes) == 1
+
+
+def test_an_attempt_that_the_coordinator_does_not_take_any_more_is_begun_anew(tmp_path, house, monkeypatch):
+    with Door(tmp_path) as door:
+        left = _cut_off(door, house, monkeypatch)
+        door.change = lambda _: refused("this attempt to join took too long", reason="slow")
+        assert resume(door.invitation(), "", house, state=house.settings.state) is None
+    assert not left.exists()
 
 
 def test_a_person_joins_and_keeps_a_token(tmp_path, house):

@@ -97,7 +97,7 @@ def test_the_term_counts_from_when_it_was_written_not_from_when_it_is_valid(scen
 
 
 def test_a_fresh_certificate_is_left_alone(scene):
-    assert scene.renewing().look() == 900.0
+    assert scene.renewing().act() == 900.0
     assert scene.door.renewals == []
 
 
@@ -105,7 +105,7 @@ def test_a_renewed_certificate_has_another_key_and_the_old_one_showed_who_asks(s
     before, old = Path(scene.member.certificate_file).read_text(), scene.serial
     scene.clock.advance(20 * DAY_S + 600)
     renewing = scene.renewing()
-    assert renewing.look() == 1.0
+    assert renewing.act() == 1.0
     assert scene.door.renewals == [old]
     assert scene.serial != old
     after = Path(scene.member.certificate_file).read_text()
@@ -126,10 +126,10 @@ def test_trouble_is_told_once_and_asked_about_again(scene):
     scene.clock.advance(25 * DAY_S)
     scene.door.change = lambda _answer: refused("lab1 was forgotten", reason="revoked")
     renewing, old = scene.renewing(), scene.serial
-    assert renewing.look() == renewing.look() == 3600.0
+    assert renewing.act() == renewing.act() == 3600.0
     assert [(kind, fields["why"]) for kind, fields in scene.told] == [(NOT_RENEWED, "lab1 was forgotten")]
     scene.door.change = lambda answer: answer
-    renewing.look()
+    renewing.act()
     assert [kind for kind, _ in scene.told] == [NOT_RENEWED, RENEWED]
     assert scene.serial != old
 
@@ -138,7 +138,7 @@ def test_a_coordinator_that_is_away_leaves_the_old_one_in_place(scene):
     scene.clock.advance(25 * DAY_S)
     old = scene.serial
     scene.door.close()
-    assert scene.renewing().look() == 3600.0
+    assert scene.renewing().act() == 3600.0
     assert scene.serial == old
     assert [kind for kind, _ in scene.told] == [NOT_RENEWED]
 
@@ -150,7 +150,7 @@ def test_a_file_that_is_gone_or_spoilt_is_told(scene, tmp_path):
     os.unlink(scene.member.certificate_file)
     with pytest.raises(LocalFile):
         read_term(scene.member.certificate_file)
-    assert scene.renewing().look() == 3600.0
+    assert scene.renewing().act() == 3600.0
     assert [kind for kind, _ in scene.told] == [NOT_RENEWED]
 
 

@@ -161,6 +161,14 @@ def test_logs_show_what_an_attempt_printed(fleet: Fleet, stoker: Stoker, submit)
     assert "had no attempt 4" in stoker("logs", "gbt", "--attempt", 4, at=fleet).err
 
 
+def test_logs_of_an_attempt_that_only_prepares_do_not_say_that_there_is_nothing(fleet: Fleet, stoker: Stoker, submit):
+    submit("gbt")
+    hand = Hand(fleet.client())
+    hand.put(hand.start(), "logs/preparing.log", "builds uv.lock\n")
+    done = stoker("logs", "gbt", at=fleet)
+    assert (done.out, done.err) == ("==> preparing <==\nbuilds uv.lock\n", "")
+
+
 def test_following_goes_on_with_the_next_attempt_until_the_job_ends(fleet: Fleet, stoker: Stoker, submit):
     submit("gbt")
     hand = Hand(fleet.client())
@@ -268,7 +276,9 @@ def test_machines_are_listed_closed_opened_and_forgotten(fleet: Fleet, stoker: S
     assert stoker("machines", "open", "desk", at=fleet).code == 0
     assert hand.client.machine("desk").state == "ready"
     assert stoker("machines", "cordon", "desk", at=fleet).code == 0
-    assert stoker("machines", "forget", "desk", at=fleet).code == 0
+    refused = stoker("machines", "forget", "desk", at=fleet)
+    assert (refused.code, "--force" in refused.err) == (1, True)
+    assert stoker("machines", "forget", "--force", "desk", at=fleet).code == 0
     assert hand.client.machines() == ()
     gone = stoker("machines", "show", "desk", at=fleet)
     assert (gone.code, "desk" in gone.err) == (1, True)
@@ -347,3 +357,13 @@ def test_an_operators_token_is_needed_and_its_absence_is_told(fleet: Fleet, stok
 )
 def test_earlier_words_keep_working(stoker: Stoker, old, new):
     assert new in stoker(*old).out
+
+
+def test_a_job_of_the_fleet_is_never_removed(fleet: Fleet, stoker: Stoker, submit):
+    submit("gbt")
+    refused = stoker("jobs", "rm", "gbt", at=fleet)
+    assert refused.code == 30
+    assert "jobs of a fleet are never removed" in refused.err
+    assert "stoker cancel gbt" in refused.err
+    stoker("cancel", "gbt", at=fleet)
+    assert "stoker cancel" not in stoker("jobs", "rm", "gbt", at=fleet).err

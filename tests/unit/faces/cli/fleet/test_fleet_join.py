@@ -50,6 +50,16 @@ def test_a_machine_is_looked_at_line_by_line_and_joins(opens: Opens, stoker: Sto
     assert member.name == "lab1"
 
 
+def test_the_status_of_a_machine_that_only_works_names_its_fleet(opens: Opens, stoker: Stoker):
+    door = opens()
+    stoker("join", door.words, "--name", "lab1")
+    done = stoker("status")
+    assert f"joined to {door.url} as lab1; " in done.out
+    assert "stoker join --operator" in done.out
+    (told,) = stoker("status", "--json").objects()
+    assert told["joined"] == {"url": door.url, "name": "lab1"}
+
+
 def test_a_program_gets_one_object(opens: Opens, stoker: Stoker):
     door = opens()
     (told,) = stoker("join", door.words, "--name", "lab1", "--json").objects()

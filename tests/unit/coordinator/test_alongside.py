@@ -1,0 +1,37 @@
+"""A thread beside everything else survives what one try of it runs into."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from stoker.coordinator.alongside import Alongside
+from stoker.model.errors import Unavailable
+from tests.unit.host.real_processes import wait_until
+
+
+class Trying(Alongside):
+    """Runs into one error after the other, and then goes on."""
+
+    def __init__(self, *errors: Exception) -> None:
+        super().__init__("trying")
+        self._errors = list(errors)
+        self.went_on = 0
+
+    def _run(self) -> None:
+        while not self._over.wait(0.0):
+            with self._one_try():
+                if self._errors:
+                    raise self._errors.pop(0)
+                self.went_on += 1
+
+
+def test_a_thread_goes_on_after_any_error_and_tells_of_the_same_bug_once(caplog: pytest.LogCaptureFixture):
+    bug = ValueError("no median")
+    with caplog.at_level(logging.ERROR), Trying(bug, Unavailable("the disk is away"), bug, KeyError("x")) as trying:
+        wait_until(lambda: trying.went_on > 0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "stoker-trying goes on after a bug: ValueError: no median",
+        "stoker-trying goes on after a bug: KeyError: 'x'",
+    ]

@@ -1,0 +1,301 @@
+"""Meetings: the one of a host alone, and those over TCP, with both sides in this process."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from stoker.gang import meeting_lines as lines
+from stoker.gang.held_meeting import HeldMeeting
+from stoker.gang.joined_meeting import JoinedMeeting
+from stoker.gang.meeting import UP, AloneMeeting, Cause, HostPart, Verdict, barrier
+from stoker.model.errors import Cancelled
+from stoker.model.gang_errors import BadGang, MeetingFailed
+from tests.unit.host.real_processes import wait_until
+
+TOKEN = "sixteen letters and more"
+HOME = "127.0.0.1"
+
+
+class Hosts:
+    """A holder, and guests that come when asked; each does its part in a thread, and its error is kept."""
+
+    def __init__(self, *names: str, epoch: int = 7) -> None:
+        self.names = names
+        self.epoch = epoch
+        self.stack = ExitStack()
+        self.turned_away: list[str] = []
+        self.holder = self.keep(HeldMeeting(names, at=(HOME, 0), token=TOKEN, epoch=epoch))
+
+    def keep(self, meeting: Any) -> Any:
+        self.stack.callback(meeting.close)
+        return meeting
+
+    def guest(self, name: str, *, epoch: int | None = None, token: str = TOKEN) -> JoinedMeeting:
+        wanted = self.epoch if epoch is None else epoch
+        return self.keep(JoinedMeeting(name, at=(HOME, self.holder.port), token=token, epoch=wanted))
+
+    def gather(self, *meetings: Any, timeout_s: float = 5.0) -> list[Any]:
+        """Have all of these gather at once; give what came of each: seats, or an error."""
+        return at_once(*(lambda one=one: one.gather(part(), timeout_s) for one in meetings))
+
+
+def part(ranks: int = 2) -> HostPart:
+    return HostPart(ranks=ranks, devices=tuple(f"device {number}" for number in range(ranks)))
+
+
+def verdict_of(meeting: Any) -> Verdict:
+    """Wait for the end of a meeting, as one of its members learns it."""
+    wait_until(lambda: meeting.verdict() is not None)
+    verdict: Verdict = meeting.verdict()
+    return verdict
+
+
+def at_once(*calls: Callable[[], Any]) -> list[Any]:
+    came: list[Any] = [None] * len(calls)
+
+    def run(index: int) -> None:
+        try:
+            came[index] = calls[index]()
+        except (MeetingFailed, Cancelled) as error:
+            came[index] = error
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return came
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    made = Hosts("lab1", "lab2")
+    with made.stack:
+        yield made
+
+
+def test_a_host_alone_is_answered_at_once():
+    meeting = AloneMeeting()
+    seats = meeting.gather(part(3), 1.0)
+    assert (seats.first_rank, seats.nranks, seats.is_alone) == (0, 3, True)
+    barrier(meeting, UP, 0.0)
+    assert meeting.verdict() is None
+
+
+def test_hosts_are_seated_in_the_order_they_were_named_in_whoever_comes_first():
+    made = Hosts("lab1", "lab2", "lab3")
+    with made.stack:
+        came = made.gather(made.guest("lab3"), made.guest("lab2"), made.holder)
+    assert [one.first_rank for one in came] == [4, 2, 0]
+    assert {one.nranks for one in came} == {6}
+    assert [host.name for host in came[0].hosts] == ["lab1", "lab2", "lab3"]
+    assert {one.address for one in came} == {HOME}
+
+
+def test_what_the_first_host_publishes_every_guest_learns(hosts):
+    guest = hosts.guest("lab2")
+    hosts.gather(guest, hosts.holder)
+    news = threading.Event()
+    guest.on_news(news.set)
+    hosts.holder.publish("10.0.0.1:4000")
+    wait_until(lambda: guest.published() == "10.0.0.1:4000")
+    assert news.is_set()
+
+
+def test_nobody_passes_before_everybody_has_arrived(hosts):
+    guest = hosts.guest("lab2")
+    hosts.gather(guest, hosts.holder)
+    guest.arrive(UP)
+    wait_until(lambda: hosts.holder.missing(UP) == ("lab1",))
+    assert not hosts.holder.has_passed(UP)
+    assert not guest.has_passed(UP)
+    at_once(lambda: barrier(hosts.holder, UP, 5.0), lambda: barrier(guest, UP, 5.0))
+    assert hosts.holder.has_passed(UP)
+    assert guest.has_passed(UP)
+
+
+def test_a_host_that_does_not_come_is_named_to_all():
+    made = Hosts("lab1", "lab2", "lab3")
+    with made.stack:
+        came = made.gather(made.guest("lab2"), made.holder, timeout_s=0.3)
+    for error in came:
+        assert isinstance(error, MeetingFailed)
+        assert error.data["missing"] == ["lab3"]
+        assert str(error) == "lab3 did not arrive in 0.3 s"
+
+
+def test_a_host_that_stays_behind_at_a_barrier_is_named_to_all(hosts):
+    guest = hosts.guest("lab2")
+    hosts.gather(guest, hosts.holder)
+    with pytest.raises(MeetingFailed, match=r"lab2 did not arrive at 'up' in 0\.1 s"):
+        barrier(hosts.holder, UP, 0.1)
+    assert verdict_of(guest).cause.missing == ("lab2",)
+
+
+def test_a_meeting_that_nobody_holds_is_told_as_such():
+    with socket.create_server((HOME, 0)) as free:
+        port = free.getsockname()[1]
+    guest = JoinedMeeting("lab2", at=(HOME, port), token=TOKEN, epoch=1)
+    with pytest.raises(MeetingFailed, match=f"{HOME}:{port} did not arrive in 0.2 s: Connection refused"):
+        guest.gather(part(), 0.2)
+
+
+def test_one_host_that_fails_fails_the_meeting_for_all_with_its_own_words():
+    made = Hosts("lab1", "lab2", "lab3")
+    with made.stack:
+        second, third = made.guest("lab2"), made.guest("lab3")
+        made.gather(second, third, made.holder)
+        facts = {"rank": 4, "device": "device 0", "phase": "COMM", "how": "raised", "type": "ValueError", "text": "no"}
+        third.fail(Cause(host="", message="rank 4 failed", facts={**facts, "after_s": 0.1, "traceback": "Trace\n"}))
+        second.fail(Cause(host="", message="connection closed by peer", is_echo=True))
+        for one in (made.holder, second, third):
+            verdict = verdict_of(one)
+            assert (verdict.cause.host, verdict.cause.message) == ("lab3", "rank 4 failed")
+            assert (verdict.cause.facts["rank"], verdict.cause.facts["traceback"]) == (4, "Trace\n")
+            assert [dragged.host for dragged in verdict.collateral] == ["lab2"]
+
+
+def test_a_host_that_vanishes_fails_the_meeting_for_all(hosts):
+    guest = hosts.guest("lab2")
+    hosts.gather(guest, hosts.holder)
+    guest._talk.close()
+    assert verdict_of(hosts.holder).cause.message.startswith("lab2 vanished")
+
+
+def test_a_holder_that_vanishes_is_named_by_its_guests(hosts):
+    guest = hosts.guest("lab2")
+    hosts.gather(guest, hosts.holder)
+    hosts.holder._guests["lab2"].talk.close()
+    assert verdict_of(guest).cause.missing == ("lab1",)
+
+
+def test_leaving_once_all_were_up_is_no_failure(hosts):
+    guest = hosts.guest("lab2")
+    hosts.gather(guest, hosts.holder)
+    at_once(lambda: barrier(hosts.holder, UP, 5.0), lambda: barrier(guest, UP, 5.0))
+    guest.close()
+    wait_until(lambda: hosts.holder._guests["lab2"].has_left)
+    assert hosts.holder.verdict() is None
+
+
+def test_a_member_of_an_older_epoch_is_refused_and_the_meeting_goes_on(hosts):
+    old = hosts.guest("lab2", epoch=6)
+    with pytest.raises(MeetingFailed, match="this is epoch 7, and lab2 is of epoch 6"):
+        old.gather(part(), 1.0)
+    came = hosts.gather(hosts.guest("lab2"), hosts.holder)
+    assert [one.place for one in came] == [1, 0]
+
+
+def test_a_member_of_a_newer_epoch_waits_until_the_old_meeting_has_ended(hosts):
+    early = hosts.guest("lab2", epoch=8)
+    port = hosts.holder.port
+
+    def replace() -> object:
+        wait_until(lambda: len(hosts.turned_away) > 0)
+        hosts.holder.close()
+        return hosts.keep(HeldMeeting(["lab1", "lab2"], at=(HOME, port), token=TOKEN, epoch=8)).gather(part(), 5.0)
+
+    register = hosts.holder._register
+    hosts.holder._register = lambda *words: hosts.turned_away.append(register(*words)) or hosts.turned_away[-1]
+    came = at_once(lambda: early.gather(part(), 5.0), replace)
+    assert [one.place for one in came] == [1, 0]
+
+
+def test_strangers_who_say_nothing_do_not_hold_up_the_end(hosts):
+    with socket.create_connection((HOME, hosts.holder.port)) as stranger:
+        stranger.recv(4096)
+        hosts.holder.close()
+        stranger.settimeout(5)
+        assert stranger.recv(4096) == b""
+    assert not [thread for thread in threading.enumerate() if thread.name == "meeting of lab1"]
+
+
+def test_a_message_of_another_epoch_is_not_taken(hosts):
+    guest = hosts.guest("lab2")
+    hosts.gather(guest, hosts.holder)
+    guest._talk.send(lines.write("arrived", epoch=6, point=UP))
+    assert "epoch 6" in verdict_of(hosts.holder).cause.message
+    assert hosts.holder.missing(UP) == ("lab1", "lab2")
+
+
+def test_whoever_does_not_know_the_token_is_refused_and_learns_nothing(hosts):
+    with pytest.raises(MeetingFailed, match="the token is another"):
+        hosts.guest("lab2", token="some other token entirely").gather(part(), 1.0)
+    with pytest.raises(MeetingFailed, match="lab9 is not expected"):
+        hosts.guest("lab9").gather(part(), 1.0)
+    assert hosts.holder.verdict() is None
+
+
+def test_a_holder_that_does_not_know_the_token_is_not_believed():
+    def pretend(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(lines.write("challenge", v=1, nonce="0" * 64))
+            connection.recv(4096)
+            connection.sendall(lines.write("welcome", proof="0" * 64, name="lab1"))
+            connection.recv(4096)
+
+    with socket.create_server((HOME, 0)) as listener:
+        thread = threading.Thread(target=pretend, args=(listener,))
+        thread.start()
+        guest = JoinedMeeting("lab2", at=(HOME, listener.getsockname()[1]), token=TOKEN, epoch=1)
+        with pytest.raises(MeetingFailed, match="does not know the token"):
+            guest.gather(part(), 5.0)
+        thread.join(5)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"x" * 5000,
+        b"[]\n",
+        b'{"kind": "hello"}\n',
+        b'{"kind": "hello", "name": "lab2", "nonce": "\\ud800", "epoch": 7, "proof": ""}\n',
+        b"\xff\xfe\n",
+        b"",
+    ],
+)
+def test_strangers_who_say_anything_else_are_shown_out_and_do_no_harm(hosts, said):
+    with socket.create_connection((HOME, hosts.holder.port)) as stranger:
+        stranger.recv(4096)
+        stranger.sendall(said)
+        stranger.shutdown(socket.SHUT_WR)
+        stranger.settimeout(5)
+        while True:
+            try:
+                if not stranger.recv(4096):
+                    break
+            except ConnectionError:
+                break
+    came = hosts.gather(hosts.guest("lab2"), hosts.holder)
+    assert [one.place for one in came] == [1, 0]
+
+
+def test_gathering_can_be_cancelled(hosts):
+    with pytest.raises(Cancelled):
+        hosts.holder.gather(part(), 5.0, lambda: True)
+
+
+def test_names_tokens_and_epochs_that_can_not_be_are_all_told_before_anything_happens():
+    with pytest.raises(BadGang) as told:
+        HeldMeeting(["a", "a", ""], at=(HOME, 0), token="short", epoch=-1)
+    assert [fault.where for fault in told.value.faults] == ["host", "hosts", "token", "epoch"]
+
+
+def test_nothing_is_left_of_a_meeting(hosts):
+    guest = hosts.guest("lab2")
+    hosts.gather(guest, hosts.holder)
+    port = hosts.holder.port
+    guest.close()
+    hosts.holder.close()
+    hosts.holder.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("meeting of")]
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection((HOME, port))
