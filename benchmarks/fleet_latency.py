@@ -67,11 +67,12 @@ def starts(bench: Benchmark, peer: Installed) -> None:
         if done.returncode:
             raise RuntimeError(f"fleet_submit.py failed:\n{done.stderr[-2000:]}")
         asked = [float(line) for line in done.stdout.split()]
+        project = home / "project"
         for number in range(3 if bench.quick else 10):
             mark = home / f"commanded{number}"
             program = [str(peer.program("stoker")), "submit", "--yes", "--quiet", "--name", f"c{number}", "--"]
             started_s = time.time()
-            subprocess.run([*program, sys.executable, "-c", STAMP, str(mark)], check=True, cwd=home,
+            subprocess.run([*program, sys.executable, "-c", STAMP, str(mark)], check=True, cwd=project,
                            stdout=_NOBODY, env=harness.environment_with(coordinator.environment))  # fmt: skip
             commanded.append(_read(mark) - started_s)
             _wait_for_idle(coordinator)

@@ -89,6 +89,16 @@ def ensure_stoker(bench: Path = DEFAULT_BENCH) -> Peer:
     return _ensure("stoker", bench, wanted, identity=b"".join(file.read_bytes() for file in described))
 
 
+def ensure_launchers(bench: Path = DEFAULT_BENCH) -> Peer:
+    """Stoker beside torch and accelerate in one environment, so that all launchers start the same thing.
+
+    By pip, which finds a build of torch for the CPU that lies on the machine; uv would take gigabytes.
+    """
+    pins = CHECKOUT / "requirements" / "torch.txt"
+    wanted = ["-r", str(pins), "accelerate==1.15.0", "-e", str(CHECKOUT)]
+    return _ensure("launchers", bench, wanted, identity=pins.read_bytes(), by_pip=True)
+
+
 def compile_pins(names: Sequence[str]) -> None:
     """Writes `peers/NAME.txt` from `peers/NAME.in`, for every platform and Python 3.11 or later."""
     for name in names:
@@ -97,7 +107,7 @@ def compile_pins(names: Sequence[str]) -> None:
         subprocess.run(["uv", "pip", "compile", *options, str(asked), "-o", str(pinned)], check=True)
 
 
-def _ensure(name: str, bench: Path, wanted: list[str], *, identity: bytes) -> Peer:
+def _ensure(name: str, bench: Path, wanted: list[str], *, identity: bytes, by_pip: bool = False) -> Peer:
     folder = bench / "environments" / name
     marker = folder / "installed.txt"
     mark = hashlib.sha256(identity + sys.version.encode()).hexdigest()
@@ -105,7 +115,7 @@ def _ensure(name: str, bench: Path, wanted: list[str], *, identity: bytes) -> Pe
         return Installed(name=name, folder=folder)
     bench.mkdir(parents=True, exist_ok=True)
     (bench / ".gitignore").write_text("*\n")  # the folder hides itself, wherever the caller has put it
-    for command in _install_commands(folder, wanted):
+    for command in _install_commands(folder, wanted, by_pip=by_pip):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
@@ -114,10 +124,10 @@ def _ensure(name: str, bench: Path, wanted: list[str], *, identity: bytes) -> Pe
     return Installed(name=name, folder=folder)
 
 
-def _install_commands(folder: Path, wanted: list[str]) -> list[list[str]]:
+def _install_commands(folder: Path, wanted: list[str], *, by_pip: bool) -> list[list[str]]:
     shutil.rmtree(folder, ignore_errors=True)
     python = str(folder / "bin" / "python")
-    if shutil.which("uv"):
+    if shutil.which("uv") and not by_pip:
         # compiled ahead: otherwise the first measured run of a peer would pay for writing its bytecode
         return [
             ["uv", "venv", "--quiet", "--python", sys.executable, str(folder)],

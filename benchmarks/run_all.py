@@ -44,8 +44,12 @@ NAMES = (
     "fleet_cycles",
     "fleet_scale",
     "fleet_latency",
+    "fleet_tls",
+    "second_submit",
     "contents",
     "environments",
+    "gang_launch",
+    "gang_gpu",
     "fences",
 )
 
