@@ -4,8 +4,9 @@
 PYTHON ?= python3
 # What follows a command: `make run ARGS="--dry-run"` (it goes to `stoker submit`), `make test ARGS="-k cache -x"`.
 ARGS ?=
-# How many tests at once. Two by default: many start processes and servers of their own, and some watch the clock.
-JOBS ?= 2
+# How many tests at once. Three, for two cores: many wait for processes, leases and links of their own. Not more: some
+# watch the clock.
+JOBS ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -32,7 +33,7 @@ run: setup ## show it all on this machine: a coordinator, two workers, a manifes
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/15_a_fleet_on_one_machine/run.sh $(ARGS)
 	@echo "(\`stoker\` is $(BIN)/stoker here: export PATH=\$$PATH:\$$PWD/$(BIN))" >&2
 
-test: check $(STAMPS)/programs ## install what tests need, check the house, run every test (ARGS=…)
+test: check $(STAMPS)/torch $(STAMPS)/programs ## install what tests need, check the house, run every test (ARGS=…)
 	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) $(ARGS)
 
 check: $(STAMPS)/dev ## format, lint, types and floors, without changing a file
@@ -45,13 +46,13 @@ format: $(STAMPS)/dev ## format the code and fix what can be fixed safely
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix --exit-zero .
 
-bench: $(STAMPS)/dev ## measure Stoker beside its peers (ARGS=…)
+bench: $(STAMPS)/torch ## measure Stoker beside its peers (ARGS=…)
 	$(BIN)/python benchmarks/run_all.py $(ARGS)
 
-soak: $(STAMPS)/dev $(STAMPS)/programs ## run every test with full counts; takes its time (ARGS=…)
+soak: $(STAMPS)/torch $(STAMPS)/programs ## run every test with full counts; takes its time (ARGS=…)
 	$(BIN)/python -m pytest --hypothesis-profile=seeking -n $(JOBS) $(ARGS)
 
-docs: $(STAMPS)/dev ## write the reference pages and the transcripts in the others again
+docs: $(STAMPS)/torch ## write the reference pages and the transcripts in the others again
 	$(BIN)/python tools/reference.py
 	$(BIN)/python tools/transcripts.py
 
@@ -99,6 +100,12 @@ $(STAMPS)/run: requirements/run.txt pyproject.toml | $(STAMPS)/venv
 $(STAMPS)/dev: requirements/dev.txt $(STAMPS)/run
 	@echo "installing what tests and checks need into $(VENV)"
 	@$(call install,-r requirements/dev.txt)
+	@touch $@
+
+# By pip: a build for the CPU alone that lies on a machine (pip's find-links) saves gigabytes, and uv does not look there.
+$(STAMPS)/torch: requirements/torch.txt $(STAMPS)/dev
+	@echo "installing torch, for the tests of gangs and sequences"
+	@$(BIN)/python -m pip install --quiet -r requirements/torch.txt
 	@touch $@
 
 # Programs that tests use beside our own: the pages' examples are pasted into zsh, JSON goes through jq, certificates come

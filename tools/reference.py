@@ -28,6 +28,7 @@ from stoker.faces.cli.grammar import Grammar
 from stoker.faces.view.arguments import argument_rows, example_line
 from stoker.model import errors
 from stoker.model import fleet_errors as _fleet_errors  # noqa: F401 - they are leaves of the tree of errors
+from stoker.model import gang_errors as _gang_errors  # noqa: F401 - the same
 from stoker.model.events import LOSSY, Kinds
 from stoker.model.exits import MEANINGS
 from stoker.model.fleet_events import FleetKinds
