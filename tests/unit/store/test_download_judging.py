@@ -53,6 +53,16 @@ def test_a_whole_of_another_size_than_listed_is_not_taken():
     assert "21 bytes, 100 are expected" in verdict.error.message
 
 
+def test_a_part_that_is_called_everything_is_not_taken():
+    part = {"Content-Length": "90", "Content-Range": "bytes 10-99/100", "ETag": '"two"'}
+    again = _judge(200, part)
+    assert isinstance(again, TryAgain)
+    assert "bytes 10 to 99 everything" in again.error.message
+    assert isinstance(_judge(200, part, known=BARE, ask=REST), StartOver)
+    assert isinstance(_judge(200, {"Content-Length": "50", "Content-Range": "bytes 0-49/100"}), TryAgain)
+    assert isinstance(_judge(200, {"Content-Length": "100", "Content-Range": "bytes 0-99/100"}), Take)
+
+
 @pytest.mark.parametrize("length", ["-1", "ten", "1e3", "", "9" * 19])
 def test_a_length_that_cannot_be_is_not_taken(length):
     verdict = _judge(200, {"Content-Length": length})

@@ -115,6 +115,8 @@ def judge(ask: Ask, known: Known, answer: Answer, *, now_s: float) -> Verdict:
         fault = _coding_fault(answer.headers)
         if fault:
             return TryAgain(error=_bad(known, fault))
+        if answer.status == 200 and (fault := _whole_fault(answer.headers)):
+            return StartOver(why=fault) if ask.offset else TryAgain(error=_bad(known, fault))
         return _judge_whole(ask, known, answer.headers) if answer.status == 200 else _judge_part(ask, known, answer)
     if answer.status in {412, 416} and ask.offset:
         return _judge_refused_range(ask, known, answer)
@@ -146,6 +148,16 @@ def _judge_whole(ask: Ask, known: Known, headers: Headers) -> Verdict:
         is_date_exact=is_date_exact(headers),
         why=why,
     )
+
+
+def _whole_fault(headers: Headers) -> str:
+    """Say why an answer that claims to be everything is not: some servers send a part under the wrong status."""
+    span = read_content_range(headers.all("Content-Range"))
+    if span is None or span.first is None or span.last is None:
+        return ""
+    if span.first == 0 and span.total in {None, span.last + 1}:
+        return ""
+    return f"the server calls bytes {span.first} to {span.last} everything"
 
 
 def _is_page_instead(known: Known, headers: Headers) -> bool:
