@@ -133,11 +133,11 @@ def finish(process: subprocess.Popen[str]) -> Done:
     return Done(code=process.returncode, out=out, err=err)
 
 
-def wait_until(claim: Callable[[], object]) -> None:
+def wait_until(claim: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
     began_s = time.monotonic()
     while not claim():
         waited_s = time.monotonic() - began_s
-        assert waited_s < PATIENCE_S, "it did not come true in time"
+        assert waited_s < patience_s, "it did not come true in time"
         # Whoever looks all the time takes from what it waits for.
         time.sleep(min(max(0.01, waited_s / 20), 0.1))
 

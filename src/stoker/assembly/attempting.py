@@ -29,6 +29,8 @@ def main() -> int:
         given = {**assignment.environment, **assignment.secrets}
         environment = {**assembly.settings.environment, **given}
         folder = assignment.job.folder or assembly.settings.folder
+        # What works for other jobs, too, gets nothing of this one's.
+        assembly.shared_environment = assembly.settings.environment
         # Before anything that looks at devices or starts a program is built.
         assembly.settings = changed(assembly.settings, environment=environment, folder=folder)
         assembly.hidden = tuple(assignment.secrets.values())

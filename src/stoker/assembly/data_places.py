@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from typing import TYPE_CHECKING, Protocol
 
@@ -49,6 +50,7 @@ def data_places_of(house: _House) -> DataPlaces:
         host=host_name(house.settings.environment)[0],
         find_kept=find_kept,
         find_repository=lambda text: _find_repository(house, text),
+        find_file=lambda repo, name: _find_file(house, repo, name),
     )
 
 
@@ -86,3 +88,29 @@ def _find_repository(house: _House, text: str) -> FoundRepository:
     return FoundRepository(
         repo=str(repo), commit=commit, files=len(files), size_bytes=sum(one.size_bytes or 0 for one in files)
     )
+
+
+def _find_file(house: _House, text: str, name: str) -> str:
+    from stoker.store.download.stop import Stop
+    from stoker.store.hub.address import read_repo
+    from stoker.store.hub.cache import HubCache
+    from stoker.store.hub.repo_file import Revision
+    from stoker.store.hub.repository import Order, fetch_repository, first_cause
+
+    repo_name, _, commit = text.rpartition("@")
+    repo = read_repo(repo_name)
+    folder = HubCache(house.hub_settings("").cache).snapshot(repo, commit)
+    if os.path.exists(os.path.join(folder, name)):
+        return folder
+    transport = house.open_transport(_LONGEST_WAIT_S)
+    try:
+        hub = open_hub(house, transport, Stop(), lambda _: None)
+        file, _ = hub.file(repo, commit, name)
+        # Under its commit alone: a branch is said to be here only with all that was asked of it.
+        order = Order(repo=repo, revision=Revision(asked=commit, commit=commit), files=(file,))
+        error = first_cause(fetch_repository(hub, order))
+    finally:
+        transport.close()
+    if error is not None:
+        raise error
+    return folder

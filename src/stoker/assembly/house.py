@@ -20,6 +20,7 @@ from stoker.model.clock import SystemClock
 if TYPE_CHECKING:
     from stoker.assembly.serving import Serving
     from stoker.coordinator.service.options import ReadManifest, ServeOptions
+    from stoker.hardware.estimate.calibration import Foretold
     from stoker.hardware.survey import Survey
     from stoker.host.http.exchange import Transport
     from stoker.host.http.settings import FleetIdentity
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from stoker.plan.process_runner import ProcessRunner
     from stoker.plan.runner import StageRunner
     from stoker.plan.stage import Stage
+    from stoker.plan.surroundings import Remembered
     from stoker.store.download.receipt import Receipts
     from stoker.store.hub.settings import HubSettings
     from stoker.store.local import LocalStore
@@ -60,6 +62,8 @@ class Assembly(ThisMachine):
         """As whom programs run, if not as ourselves; set before the first one does."""
         self.granted: Mapping[str, str] = {}
         """Of the environment: what such a program gets in any case."""
+        self.shared_environment: Mapping[str, str] | None = None
+        """What processes get that work for other runs, too; nothing: our own."""
         self.hidden: tuple[str, ...] = ()
         """What nobody may read in anything that a program prints."""
         self._first_forked: Stage | None = None
@@ -156,9 +160,10 @@ class Assembly(ThisMachine):
             leases=LeaseBook(self.store.places.leases, clock=self.clock),
             runner_for=self._runner_for,
             capacity=self.capacity,
-            memory=MemoryGate(memory_here, self.footprints),
+            memory=MemoryGate(memory_here, self.footprints, self.settings.peaks),
             open_devices=self._open_devices,
             clock=self.clock,
+            company_runner=lambda: self._company_runner,
         )
         settings = self.settings
         return Tools(engine=engine, store=self.store, clock=self.clock, runs=settings.runs, scratch=settings.scratch)
@@ -267,6 +272,7 @@ class Assembly(ThisMachine):
     def desk(self) -> Desk:
         """Give what takes orders, from the folder where this was started."""
         from stoker.assembly.data_places import data_places_of
+        from stoker.plan.surroundings import Surroundings
         from stoker.worker.ordering import Desk
 
         return Desk(
@@ -280,7 +286,17 @@ class Assembly(ThisMachine):
             capacity=self.capacity,
             count_gpus=lambda: len(self.devices),
             data=data_places_of(self),
+            surroundings=Surroundings(
+                hub_cache=lambda: self.hub_settings("").cache,
+                rooms=lambda: {one.name: one.total_bytes for one in self.devices if one.total_bytes is not None},
+                remembered=self._remembered,
+            ),
         )
+
+    def _remembered(self, work: Foretold) -> Remembered:
+        from stoker.assembly.remembering import remembered
+
+        return remembered(self.settings.peaks, work)
 
     def make_state(self) -> None:
         """Make the folder for indexes and memos."""
@@ -304,6 +320,18 @@ class Assembly(ThisMachine):
         # Whose cookbook it is decides what the zygote imports: others' libraries would only cost time.
         self._first_forked = self._first_forked or stage
         return self.process_runner
+
+    @cached_property
+    def _company_runner(self) -> StageRunner | None:
+        from stoker.assembly.companies import company_runner
+
+        return company_runner(
+            self.settings,
+            environment=self.shared_environment or self.settings.environment,
+            contain=self.contained_by,
+            version=self.version,
+            clock=self.clock,
+        )
 
     @cached_property
     def _inline_runner(self) -> StageRunner:

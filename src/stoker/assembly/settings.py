@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping
 
+from stoker.model.errors import BadInput
 from stoker.model.frozen import frozen
+from stoker.model.units import parse_duration
+
+_LINGER_S = 2.0
 
 
 @frozen
@@ -30,6 +35,11 @@ class Settings:
         return os.path.join(self.home, "state")
 
     @property
+    def peaks(self) -> str:
+        """What trainings took of devices beside what was foretold."""
+        return os.path.join(self.state, "vram.json")
+
+    @property
     def scratch(self) -> str:
         return os.path.join(self.home, "scratch")
 
@@ -47,6 +57,27 @@ class Settings:
     def queue(self) -> str:
         """The address of its database, unless another one is named."""
         return f"sqlite:///{os.path.join(self.fleet, 'queue.db')}"
+
+    @property
+    def companies(self) -> str:
+        """Where processes that work for several runs are found: STOKER_RUNTIME, else where this session keeps such."""
+        named = self.environment.get("STOKER_RUNTIME", "")
+        if named:
+            return os.path.abspath(os.path.join(self.folder, os.path.expanduser(named)))
+        session = self.environment.get("XDG_RUNTIME_DIR", "")
+        if session and os.path.isdir(session):
+            return os.path.join(session, "stoker-companies")
+        return os.path.join(tempfile.gettempdir(), f"stoker-companies-{os.geteuid()}")
+
+    @property
+    def company_linger_s(self) -> float:
+        """How long such a process waits for others when nobody is left: STOKER_COMPANY_LINGER, else two seconds."""
+        text = self.environment.get("STOKER_COMPANY_LINGER", "")
+        try:
+            return parse_duration(text) if text else _LINGER_S
+        except ValueError as error:
+            hint = "a time, as 2s or 0.5: STOKER_COMPANY_LINGER=10s"
+            raise BadInput(f"STOKER_COMPANY_LINGER={text!r} is no time: {error}", hint=hint) from None
 
     @property
     def out(self) -> str:

@@ -110,11 +110,16 @@ class ThisMachine:
         from stoker.host.containment.choice import choose
 
         self.__dict__["containment"] = choose(mechanism, environment=self.settings.environment)
+        self.__dict__["contained_by"] = mechanism
+
+    @cached_property
+    def contained_by(self) -> str | None:
+        """The mechanism that was asked for; nothing: the strongest that works."""
+        return self.settings.environment.get("STOKER_CONTAIN")
 
     @cached_property
     def containment(self) -> Chosen:
         """How this machine keeps a program's memory within bounds."""
         from stoker.host.containment.choice import choose
 
-        settings = self.settings
-        return choose(settings.environment.get("STOKER_CONTAIN"), environment=settings.environment)
+        return choose(self.contained_by, environment=self.settings.environment)

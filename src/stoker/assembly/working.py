@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from stoker.worker.shipping.origins import Origins
 
 _LONGEST_WAIT_S = 30.0
+_BESIDE = 8
+"""So many jobs are asked for at a time beside one that shares a device."""
 _USER_LOCKS = "/run/stoker/users"
 # Whoever speaks here decides itself when to say it again: its lease may be over by then.
 _ONCE = Patience(answer_s=20.0, retry_s=0.0)
@@ -90,6 +92,8 @@ def work(house: House, options: WorkOptions, tell: Callable[[str, dict[str, Any]
             name=name,
             wishes=Wishes(
                 slots=slots,
+                # Each job that runs as another user has one to itself, and there are as many as slots.
+                beside=0 if options.slots or users else _BESIDE,
                 is_once=options.is_once,
                 until_idle=options.until_idle,
                 stop_grace_s=STOP_GRACE_S if options.stop_grace_s is None else options.stop_grace_s,

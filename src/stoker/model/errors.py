@@ -143,12 +143,8 @@ class Fault:
         return hash((self.where, self.message, self.hint, self.shown))
 
     def to_dict(self) -> dict[str, str]:
-        body = {"where": self.where, "message": self.message}
-        if self.hint:
-            body["hint"] = self.hint
-        if self.shown:
-            body["shown"] = self.shown
-        return body
+        more = {"hint": self.hint, "shown": self.shown}
+        return {"where": self.where, "message": self.message, **{name: text for name, text in more.items() if text}}
 
 
 class FileFaults(Faults):
@@ -184,6 +180,13 @@ class ManifestFaults(Faults):
 
     code = "manifest_faults"
     exit_code = 24
+
+
+class AdaptersFaults(Faults):
+    """An adapters file says something that can't be."""
+
+    code = "adapters_faults"
+    exit_code = 25
 
 
 class FakeForbidden(BadInput):

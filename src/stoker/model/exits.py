@@ -32,6 +32,7 @@ MEANINGS: dict[int, str] = {
     22: "more trials than were confirmed",
     23: "cluster file",
     24: "manifest",
+    25: "adapters file",
     27: "unknown recipe",
     28: "recipe arguments",
     29: "cookbook can't be loaded",

@@ -42,6 +42,8 @@ class Requirements:
     """What it shares with its like on one device: the digest of a base model. Charged once per device."""
     base_bytes: int = 0
     """How much of `vram_bytes` that base is."""
+    base_ram_bytes: int = 0
+    """How much of `ram_bytes` the process takes that works for all jobs of one base on one device, or on the CPU."""
     transfer_mb: float = 0.0
     """What has to go to the device and back, for the cost rule; zero: unknown."""
     mflop: float = 0.0

@@ -42,10 +42,18 @@ class RetryOn(StrEnum):
     TRANSIENT = "transient"
     ALL = "all"
     OUT_OF_MEMORY = "out_of_memory"
+    INTERRUPTED = "interrupted"
+    """What has nothing to do with the work itself: it goes on from its checkpoint. A loss that diverged would again."""
 
 
 _OUT_OF_MEMORY = frozenset({Cause.OOM_HOST, Cause.OOM_DEVICE})
 _TRANSIENT = _OUT_OF_MEMORY | {Cause.IO, Cause.TIMEOUT, Cause.DIVERGED, Cause.PREEMPTED, Cause.LOST}
+_INTERRUPTED = _OUT_OF_MEMORY | {Cause.IO, Cause.PREEMPTED, Cause.LOST}
+_COVERED = {
+    RetryOn.TRANSIENT: _TRANSIENT,
+    RetryOn.OUT_OF_MEMORY: _OUT_OF_MEMORY,
+    RetryOn.INTERRUPTED: _INTERRUPTED,
+}
 _NEVER = frozenset({Cause.INPUT, Cause.VALIDATION, Cause.CANCELLED, Cause.UPSTREAM})
 
 
@@ -85,9 +93,7 @@ def decide_retry(policy: RetryPolicy, cause: Cause, attempt: int) -> Again | Giv
     """Decide what follows the failure of attempt number `attempt` (the first is 1)."""
     if cause in _NEVER:
         return GiveUp(why=f"{cause} is never retried")
-    covered = policy.on is RetryOn.ALL or cause in (
-        _OUT_OF_MEMORY if policy.on is RetryOn.OUT_OF_MEMORY else _TRANSIENT
-    )
+    covered = policy.on is RetryOn.ALL or cause in _COVERED[policy.on]
     if not covered:
         return GiveUp(why=f"the policy retries {policy.on}, and this was {cause}")
     if attempt >= policy.attempts:

@@ -7,9 +7,11 @@ and what the same configuration took when it ran before.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from stoker.hardware.admission import Admitted, Memory, NotNow, TooLarge, admit
 from stoker.model.digests import Digest, digest_value
+from stoker.model.errors import StokerError
 from stoker.model.resources import GIB
 from stoker.model.units import format_size
 from stoker.plan.action import Action
@@ -21,8 +23,10 @@ from stoker.plan.runner import Usage
 class MemoryGate:
     """Asks about memory for the stages of one run."""
 
-    def __init__(self, memory: Callable[[], Memory], footprints: Footprints) -> None:
+    def __init__(self, memory: Callable[[], Memory], footprints: Footprints, peaks: str = "") -> None:
         self._memory = memory
+        self._peaks = peaks
+        """Where the book of what companies took lies; empty: there is none."""
         self._footprints = footprints
         self._first: Memory | None = None
 
@@ -31,13 +35,23 @@ class MemoryGate:
         answer = admit(node.needs.memory_bytes, self._whole())
         return answer.why if isinstance(answer, TooLarge) else ""
 
-    def ask(self, node: Node, action: Action, *, is_work_running: bool) -> Admitted | TooLarge | NotNow:
-        """Decide about one start. What runs inline has no memory of its own to cap."""
+    def ask(
+        self, node: Node, action: Action, *, is_work_running: bool, company: str = "", joins: bool = False
+    ) -> Admitted | TooLarge | NotNow:
+        """Decide about one start. What runs inline has no memory of its own to cap.
+
+        A member that `joins` others needs no base of its own. How many will be in a company nobody knows when it
+        begins, so its cap is all above the floor.
+        """
         if node.stage.inline:
             return Admitted(cap_bytes=None, why="it runs in the engine's own process")
         need_bytes = node.needs.memory_bytes
         if not need_bytes:
             return admit(None, self._whole())
+        if company:
+            own_bytes = max(0, need_bytes - node.needs.base_memory_bytes) if joins else need_bytes
+            answer = admit(own_bytes, self._memory(), is_work_running=is_work_running)
+            return admit(None, self._whole()) if isinstance(answer, Admitted) else answer
         known = self._footprints.known(configuration_of(action))
         killed_at = known.killed_at_bytes if known else None
         return admit(need_bytes, self._memory(), is_work_running=is_work_running, killed_at_bytes=killed_at)
@@ -61,6 +75,25 @@ class MemoryGate:
                 was_out_of_memory=usage.was_killed_for_memory,
                 cap_bytes=cap_bytes,
             )
+
+    def note_company(self, node: Node, *, promised_bytes: int, took_bytes: int) -> None:
+        """Remember what members of a company took of a device beside their base, for the next estimate of their kind.
+
+        Half as much again as was promised was no whole company: others came and went, and left memory behind. Less
+        than was foretold teaches nothing: their data may have been shorter than the next ones'.
+        """
+        needs = node.needs
+        is_sound = 0 < 2 * took_bytes < 3 * promised_bytes
+        if not self._peaks or not needs.peaks or not is_sound:
+            return
+        from stoker.hardware.estimate.calibration import CalibrationBook  # noqa: PLC0415 - milliseconds that a cached run never needs
+
+        foretold_bytes = max(1, round(promised_bytes * 100 / needs.foretold_percent))
+        # A book that can't be written costs nothing but what it would have taught.
+        with suppress(StokerError):
+            measured_bytes = max(took_bytes, foretold_bytes)
+            book = CalibrationBook(self._peaks)
+            book.note_under(needs.peaks, measured_bytes=measured_bytes, foretold_bytes=foretold_bytes)
 
     def advice_to_share(self, node: Node, action: Action) -> str:
         """Say how work that waits for whole devices could have a part of one instead, from what it took before."""

@@ -34,6 +34,7 @@ def arg(  # noqa: PLR0913 - a declaration says everything at once
     help: str = "",
     runtime: bool = False,
     read_first: bool = False,
+    each: bool = False,
     ge: float | None = None,
     le: float | None = None,
     gt: float | None = None,
@@ -41,10 +42,11 @@ def arg(  # noqa: PLR0913 - a declaration says everything at once
 ) -> Any:
     """Declare one argument of a dataclass: its default, help and limits.
 
-    Files that are `read_first`, as a program's code is, may change while the work goes on.
+    Files that are `read_first`, as a program's code is, may change while the work goes on. A folder that is for `each`
+    trial is written to: where several trials name one, each gets its own below it.
     """
     bounds = Bounds(ge=ge, le=le, gt=gt, lt=lt)
-    metadata = {"help": help, "runtime": runtime, "read_first": read_first, "bounds": bounds}
+    metadata = {"help": help, "runtime": runtime, "read_first": read_first, "each": each, "bounds": bounds}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=functools.partial(_copy, default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -65,6 +67,7 @@ class ArgSpec:
     is_runtime: bool
     bounds: Bounds
     is_read_first: bool = False
+    is_each: bool = False
 
     @property
     def is_required(self) -> bool:
@@ -334,6 +337,7 @@ def _spec_of(field: dataclasses.Field[Any], annotation: Any, around: tuple[type,
         is_runtime=field.metadata.get("runtime", False),
         bounds=bounds,
         is_read_first=field.metadata.get("read_first", False),
+        is_each=field.metadata.get("each", False),
     )
     # In its normal form, or a default of 1 and a given 1 would be two values of a float field.
     return spec if spec.is_required else changed(spec, default=spec.check(default))

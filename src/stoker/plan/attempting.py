@@ -23,6 +23,7 @@ from stoker.model.frozen import frozen
 from stoker.model.retry import Cause
 from stoker.plan.cache import Cache, Committed, Product
 from stoker.plan.checkpoints import resume_key
+from stoker.plan.company_keys import company_key
 from stoker.plan.device_gate import NOTHING_TAKEN, Taken
 from stoker.plan.graph import Node
 from stoker.plan.permits import Grant
@@ -61,6 +62,8 @@ class Running:
     reports: Reports
     memory_bytes: int | None = None
     """Its cap."""
+    company: str = ""
+    """The word of the company that it is a member of."""
     taken: Taken | None = None
     """Its devices."""
     stop_cause: Cause | None = None
@@ -122,11 +125,14 @@ class Attempts:
             devices=given.devices,
             variables=given.variables,
             started=given.started,
+            claim=given.claim,
             ranks=node.needs.ranks,
             attempt=number,
             scratch=self._scratch_of(node, execute),
             resume_key=resume_key(node.stage, execute.action) if node.stage.is_program else "",
             memory_bytes=memory_bytes,
+            company=company_key(node.stage, waiting.needs.company, execute.action) if waiting.needs.company else "",
+            most=waiting.needs.most,
             emit=lambda report: self._emit_step(name, reports.take(report)),
             is_cancelled=self._is_cancelled,
         )
@@ -140,6 +146,7 @@ class Attempts:
             started_s=self._clock.monotonic_s(),
             reports=reports,
             memory_bytes=memory_bytes,
+            company=waiting.needs.company,
             taken=taken,
         )
         if runner.is_here and node.limit_s is None:

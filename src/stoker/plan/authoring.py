@@ -14,13 +14,19 @@ from stoker.plan.kind import JsonKind, Kind, TextKind, TreeKind
 from stoker.plan.outputs import checked_output
 from stoker.plan.program import Program, gang_words
 from stoker.plan.recipe import Category, Cookbook, Recipe, recipe
+from stoker.plan.seats import Alone, Company, Seat
+from stoker.plan.sharing import SharedBase
 from stoker.plan.stage import Stage, stage
+from stoker.plan.together import Digests, Together
 
 __all__ = [
+    "Alone",
     "ArgsFaults",
     "BadInput",
     "Category",
+    "Company",
     "Cookbook",
+    "Digests",
     "Duration",
     "Fault",
     "InputPath",
@@ -35,6 +41,8 @@ __all__ = [
     "Recipe",
     "RetryOn",
     "RetryPolicy",
+    "Seat",
+    "SharedBase",
     "Size",
     "Stage",
     "StageContext",
@@ -42,6 +50,7 @@ __all__ = [
     "TextKind",
     "Tip",
     "Tips",
+    "Together",
     "TreeKind",
     "arg",
     "checked_output",

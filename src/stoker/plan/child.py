@@ -52,24 +52,36 @@ def do_work(
     """Find the stage and do what a request says of it; whatever goes wrong is its outcome."""
     try:
         stage = find_stage(work["entry"])
-        job = StageContext(
-            node=work["node"],
-            out=work["out"],
-            emit=report,
-            is_cancelled=is_cancelled,
-            diverges_on=stage.diverges_on,
-            devices=tuple(work["devices"]),
-            attempt=work["attempt"],
-            scratch=work["scratch"],
-        )
-        values, faults = stage.args.check(work["args"], owner=work["node"])
-        if faults:
-            message = "; ".join(map(str, faults))
-            raise ValueError(message)
-        inputs = {port: [_given(*given) for given in givens] for port, givens in work["inputs"].items()}
-        return run_stage(stage, job, inputs, values, work["out"])
+        job = context_of(work, stage, report, is_cancelled)
+        values = checked_args(work, stage)
+        return run_stage(stage, job, given_inputs(work), values, work["out"])
     except BaseException as error:  # noqa: BLE001 - whatever it is, the run has to hear of it
         return failure_of(error)
+
+
+def context_of(
+    work: dict[str, Any], stage: Stage, report: Callable[[dict[str, Any]], None], is_cancelled: Callable[[], bool]
+) -> StageContext:
+    """Give what a stage sees of the run, as a request says."""
+    return StageContext(
+        node=work["node"],
+        out=work["out"],
+        emit=report,
+        is_cancelled=is_cancelled,
+        diverges_on=stage.diverges_on,
+        devices=tuple(work["devices"]),
+        attempt=work["attempt"],
+        scratch=work["scratch"],
+    )
+
+
+def checked_args(work: dict[str, Any], stage: Stage) -> dict[str, Any]:
+    """Give the arguments that a request names. Raises `ValueError` for what the stage does not take."""
+    values, faults = stage.args.check(work["args"], owner=work["node"])
+    if faults:
+        message = "; ".join(map(str, faults))
+        raise ValueError(message)
+    return values
 
 
 def answer(outcome: Finished | Failed, emit: Callable[[dict[str, Any]], None]) -> None:
@@ -89,6 +101,11 @@ def find_stage(entry: str) -> Stage:
         message = f"{entry} is not a stage"
         raise TypeError(message)
     return found
+
+
+def given_inputs(work: dict[str, Any]) -> dict[str, list[tuple[ArtifactRef, Callable[[], str]]]]:
+    """Give the inputs that a request names, by port."""
+    return {port: [_given(*given) for given in givens] for port, givens in work["inputs"].items()}
 
 
 def _given(kind: str, digest: str, where: str) -> tuple[ArtifactRef, Callable[[], str]]:

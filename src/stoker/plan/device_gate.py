@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from stoker.host.identity import ProcessIdentity
 from stoker.model.errors import Bug
@@ -27,8 +27,12 @@ class Taken:
     """By these its process sees them and no others."""
     started: Callable[[ProcessIdentity], None]
     """Say which process does the work: it holds them from then on, and as long as it lives. Never raises."""
+    claim: Mapping[str, Any] | None = None
+    """By this another process of the same user can give it back, should this one be gone."""
     peak_bytes: int | None = None
     """The most that was measured so far on any one of them; `None` while nothing was."""
+    beside_base: tuple[int, int] = (0, 0)
+    """In a company: what its members were promised beside their base when they were most, and what they took."""
 
 
 NOTHING_TAKEN = Taken(devices=(), variables={}, started=lambda _identity: None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -54,4 +55,6 @@ def missing_of(stages: Sequence[Stage]) -> MissingExtra | None:
     is_ours = any(stage.name == first and stage.module.startswith("stoker.cookbooks.") for stage in stages)
     what = f"'stoker[{extra}]'" if is_ours else " ".join(sorted(missing))
     listed = ", ".join(sorted(missing))
-    return MissingExtra(f"{first} needs {listed}: not installed", hint=f"pip install {what}", missing=sorted(missing))
+    # A plain `pip` may well be that of another environment.
+    hint = f"{shlex.quote(sys.executable)} -m pip install {what}"
+    return MissingExtra(f"{first} needs {listed}: not installed", hint=hint, missing=sorted(missing))

@@ -29,3 +29,5 @@ class Engine:
     open_devices: Callable[[Callable[[], None]], DeviceGate]
     """Give the gate before devices for one run; it calls whenever somebody who waits may have a chance."""
     clock: Clock
+    company_runner: Callable[[], StageRunner | None] = lambda: None
+    """Give what runs stages that share a process; nothing: each has its own here."""

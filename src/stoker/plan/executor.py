@@ -70,7 +70,12 @@ class Executor:
         )
         uses_devices = any(node.needs.gpu for node in plan.nodes)
         self._launchpad = Launchpad(
-            engine, attempts=self._attempts, news=self._news, job=folders.job, uses_devices=uses_devices
+            engine,
+            attempts=self._attempts,
+            news=self._news,
+            job=folders.job,
+            uses_devices=uses_devices,
+            solo=options.solo,
         )
         self._in_flight = InFlight(clock=engine.clock, grace_s=options.grace_s)
         self._tries: dict[str, int] = {}
@@ -166,10 +171,12 @@ class Executor:
             self._news.damaged(name, decision.key, decision.damage)
         if self._rewind_inputs(name):
             return
+        needs = self._launchpad.needs_of(node, decision)
         self._schedule.park(name)
         if self._asides.take_off(decision.key, name):
             rank = self._schedule.rank(name)
-            self._launchpad.room.enter(Waiting(name=name, node=node, execute=decision, inputs=inputs, rank=rank))
+            waiting = Waiting(name=name, node=node, execute=decision, inputs=inputs, rank=rank, needs=needs)
+            self._launchpad.room.enter(waiting)
 
     def _expand(self, name: str) -> None:
         """Turn a fan-out whose list is known into its instances."""
@@ -217,10 +224,12 @@ class Executor:
 
     def _launch_one(self) -> bool:
         """Let the next waiting node start; False if there is none, or no room."""
-        if self._is_stopping or len(self._in_flight) >= self._options.max_in_flight:
+        is_full = len(self._in_flight) >= self._options.max_in_flight
+        if self._is_stopping or (is_full and not self._in_flight.companies):
             self._launchpad.stand_aside()
             return False
-        tried = self._launchpad.launch_one()
+        # One more member of a company is not one more at once.
+        tried = self._launchpad.launch_one(joining=self._in_flight.companies if is_full else None)
         match tried:
             case None:
                 return False

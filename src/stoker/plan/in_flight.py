@@ -27,7 +27,14 @@ class InFlight:
         self._running: dict[str, Running] = {}
 
     def __len__(self) -> int:
-        return len(self._running)
+        """How many run at once; a company is one, however many members it has."""
+        alone = sum(1 for running in self._running.values() if not running.company)
+        return alone + len(self.companies)
+
+    @property
+    def companies(self) -> frozenset[str]:
+        """Give the words of the companies that some are members of."""
+        return frozenset(running.company for running in self._running.values() if running.company)
 
     def add(self, running: Running) -> None:
         """Take in an attempt that has been started."""

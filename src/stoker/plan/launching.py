@@ -6,13 +6,15 @@ Says what became of a node that it tried to start; what follows from that is the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 from stoker.hardware.admission import Admitted, NotNow, TooLarge
 from stoker.model.errors import Fault, OutOfMemory, PlanFaults, StokerError
-from stoker.model.frozen import frozen
+from stoker.model.frozen import changed, frozen
 from stoker.model.resources import Needs, Resource
 from stoker.plan.attempting import Attempts, Report, Running
 from stoker.plan.cache import Hit
+from stoker.plan.company_keys import company_word
 from stoker.plan.device_gate import DeviceGate, NoDevices, Taken, Wait
 from stoker.plan.engine import Engine
 from stoker.plan.graph import Node
@@ -20,6 +22,7 @@ from stoker.plan.lease import Held
 from stoker.plan.news import News
 from stoker.plan.permits import Grant, Permits, Shortage
 from stoker.plan.queueing import Waiting, WaitingRoom
+from stoker.plan.resolve import Execute
 from stoker.store.records import Record
 
 
@@ -64,8 +67,11 @@ class NotStarted:
 class Launchpad:
     """Nodes that wait for room, and the room there is. Only the executor's loop uses it."""
 
-    def __init__(self, engine: Engine, *, attempts: Attempts, news: News, job: str, uses_devices: bool) -> None:
+    def __init__(
+        self, engine: Engine, *, attempts: Attempts, news: News, job: str, uses_devices: bool, solo: bool = False
+    ) -> None:
         self._engine = engine
+        self._solo = solo
         self._attempts = attempts
         self._news = news
         self._numbers: dict[str, int] = {}
@@ -75,34 +81,58 @@ class Launchpad:
         self.devices: DeviceGate = engine.open_devices(attempts.wake) if uses_devices else NoDevices()
         self.room = WaitingRoom()
 
-    def launch_one(self) -> Started | Elsewhere | JustMade | Outdated | NotStarted | None:
-        """Try the first waiting node that there is room for; smaller ones may pass those that are short."""
+    def needs_of(self, node: Node, execute: Execute) -> Needs:
+        """Give what a node holds while it runs, with the company that it would be a member of."""
+        if node.stage.together is None or self._solo or self._engine.company_runner() is None:
+            return node.needs
+        return changed(node.needs, company=company_word(node.stage, node.args, execute.action))
+
+    def launch_one(
+        self, *, joining: AbstractSet[str] | None = None
+    ) -> Started | Elsewhere | JustMade | Outdated | NotStarted | None:
+        """Try the first waiting node that there is room for; smaller ones may pass those that are short.
+
+        With `joining`, only those that become members of one of these companies.
+        """
         in_line: set[Needs] = set()
-        for waiting in self.room.first_of_each():
-            grant = self.permits.take(waiting.node.needs)
+        for waiting in (one for one in self.room.first_of_each() if self._has_seat(one.needs, joining)):
+            joins = self.permits.members_of(waiting.needs.company) > 0
+            grant = self.permits.take(waiting.needs)
             if isinstance(grant, Shortage):
                 if waiting.is_first_refusal():
                     self._news.blocked(waiting.name, waiting.node, grant.short_of)
                 if waiting.has_waited_enough:
                     break
                 continue
-            admitted = self._engine.memory.ask(waiting.node, waiting.execute.action, is_work_running=self._running > 0)
-            if isinstance(admitted, NotNow) and admitted.may_wait:
+            admitted = self._engine.memory.ask(
+                waiting.node,
+                waiting.execute.action,
+                is_work_running=self._running > 0,
+                company=waiting.needs.company,
+                joins=joins,
+            )
+            is_short = isinstance(admitted, NotNow) and admitted.may_wait
+            tried = None if is_short else self._try_with_devices(waiting, grant, admitted)
+            if not isinstance(tried, Started):
                 self.permits.give_back(grant)
+            if tried is None:
                 if waiting.is_first_refusal():
                     self._news.blocked(waiting.name, waiting.node, (Resource.MEMORY,))
                 continue
-            tried = self._try_with_devices(waiting, grant, admitted)
-            if not isinstance(tried, Started):
-                self.permits.give_back(grant)
             if not isinstance(tried, Wait):
                 return tried
             if not tried.is_known:
                 # A moment, and it may start: until then nobody behind it does.
                 return None
-            in_line.add(waiting.node.needs)
+            in_line.add(waiting.needs)
         self.devices.wait_only_for(in_line)
         return None
+
+    def _has_seat(self, needs: Needs, joining: AbstractSet[str] | None) -> bool:
+        """Whether there is a place at all: a company's, or one beside it."""
+        if joining is not None and needs.company not in joining:
+            return False
+        return not 0 < needs.most <= self.permits.members_of(needs.company)
 
     def stand_aside(self) -> None:
         """There is no room for one more, whatever it needs: let others on this machine have the devices meanwhile."""
@@ -119,7 +149,9 @@ class Launchpad:
             raise PlanFaults(headline, faults=faults)
         too_large = [f"{node.id}: {never}" for node in nodes if (never := self._engine.memory.never(node))]
         if too_large:
-            raise OutOfMemory("; ".join(too_large[:3]), hint="declare less, or run it on a larger machine")
+            is_said = all(node.stage.is_program for node in nodes)
+            less = "declare less" if is_said else "ask less of it (a smaller batch, say)"
+            raise OutOfMemory("; ".join(too_large[:3]), hint=f"{less}, or run it on a larger machine")
         programs = [node for node in nodes if node.stage.is_program and not node.producers()]
         if programs:
             works = {node.id: (node.stage, node.args) for node in programs}
@@ -136,6 +168,11 @@ class Launchpad:
             if running.is_over.is_set():
                 self.devices.give_back(running.taken)
         self._engine.leases.give_back(running.execute.key)
+        if running.company:
+            # What was measured is its company's, and says nothing of this configuration alone.
+            promised_bytes, took_bytes = (0, 0) if running.taken is None else running.taken.beside_base
+            self._engine.memory.note_company(running.node, promised_bytes=promised_bytes, took_bytes=took_bytes)
+            return
         self._engine.memory.note(
             running.node,
             running.execute.action,
@@ -153,7 +190,7 @@ class Launchpad:
             if not isinstance(admitted, Admitted):
                 hint = "close what holds memory, or declare less (memory=)"
                 raise OutOfMemory(f"not started: {admitted.why}", hint=hint)
-            if waiting.node.needs.gpu:
+            if waiting.needs.gpu:
                 if not waiting.refusals:
                     # Nobody stands in line for what another process is about to make.
                     lease = self._engine.leases.take(waiting.execute.key)
@@ -161,7 +198,7 @@ class Launchpad:
                         self.room.leave(waiting)
                         return Elsewhere(waiting=waiting, why=lease.why)
                     self._engine.leases.give_back(waiting.execute.key)
-                answer = self.devices.take(waiting.node.needs, job=f"{self._job}/{waiting.name}")
+                answer = self.devices.take(waiting.needs, job=f"{self._job}/{waiting.name}")
                 if isinstance(answer, Wait):
                     self._tell_of(waiting, answer)
                     return answer
@@ -216,7 +253,8 @@ class Launchpad:
         if admitted.is_raised:
             self._news.said(waiting.name, f"its cap is {admitted.why}")
         self._news.tell()
-        runner = self._engine.runner_for(waiting.node.stage)
+        runner = self._engine.company_runner() if waiting.needs.company else None
+        runner = runner or self._engine.runner_for(waiting.node.stage)
         running = self._attempts.start(
             waiting, grant=grant, taken=taken, number=number, runner=runner, memory_bytes=admitted.cap_bytes
         )

@@ -23,6 +23,7 @@ from stoker.model.devices import Device
 from stoker.model.errors import BadInput, StokerError
 from stoker.model.resources import Needs
 from stoker.model.units import format_size
+from stoker.plan.company_keys import held_base
 from stoker.plan.device_gate import Noticed, Taken, Wait, few
 from stoker.plan.device_line import DeviceLine, Granted, short_uuid
 from stoker.plan.device_variables import device_variables
@@ -153,8 +154,14 @@ class LedgerGate:
             devices=tuple(_candidate(device) for device in self._devices.values()),
             count=needs.gpu,
             vram_bytes=needs.vram_bytes,
-            may_share=needs.shares,
+            may_share=needs.shares and not (needs.base_gib and self._is_too_large_to_share(needs)),
+            base=held_base(needs.company) if needs.company else "",
+            base_bytes=needs.base_bytes if needs.company else 0,
         )
+
+    def _is_too_large_to_share(self, needs: Needs) -> bool:
+        """Whether somebody with a base fits on a whole device only: then it has one to itself, and nobody joins it."""
+        return all(_candidate(device).usable_bytes < needs.vram_bytes for device in self._devices.values())
 
     def _ours(self) -> set[str]:
         with self._lock:
@@ -173,6 +180,7 @@ class LedgerGate:
             devices=held.uuids,
             variables=device_variables(devices, self._environment, vram_bytes=vram_bytes),
             started=started,
+            claim={"folder": self._ledger.folder, "entry": held.entry.to_dict()},
         )
         with self._lock:
             self._held[taken] = held
@@ -212,6 +220,7 @@ class LedgerGate:
             return
         with suppress(StokerError):
             found = self._ledger.note_measured(held, measured_bytes, limit_percent=self._limit_percent)
+            taken.beside_base = max(taken.beside_base, (found.beside_promised_bytes, found.beside_bytes))
             if not (found.is_over or found.is_past_limit):
                 return
             promised = f"was promised {format_size(found.promised_bytes)}"

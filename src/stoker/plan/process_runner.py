@@ -113,7 +113,7 @@ class _ProcessAttempt:
 
     def _run_in(self, box: Box, mark: str) -> Finished | Failed:
         work = self._work
-        request = {"work": dumps(_as_request(work))}
+        request = {"work": dumps(as_request(work))}
         environment = {**(work.variables or HIDDEN), MARK: mark}
         zygote = self._warm()
         if self._stopped.is_set():
@@ -177,7 +177,8 @@ class _ProcessAttempt:
 _STOPPED_EARLY = Failed(cause=Cause.CANCELLED, message="it was stopped before it began")
 
 
-def _as_request(work: Work) -> dict[str, Any]:
+def as_request(work: Work) -> dict[str, Any]:
+    """Give an attempt's work as another process takes it."""
     return {
         "entry": work.stage.entry,
         "node": work.node,

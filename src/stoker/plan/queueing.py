@@ -28,6 +28,8 @@ class Waiting:
     inputs: dict[str, tuple[Product, ...]]
     rank: tuple[int, ...]
     """Its place in the plan, which no other node has."""
+    needs: Needs
+    """What it holds while it runs, its company filled in."""
     refusals: int = 0
     waits_for: str = ""
     """What was last said about its wait for devices."""
@@ -60,7 +62,7 @@ class WaitingRoom:
     def enter(self, waiting: Waiting) -> None:
         """Let a node wait."""
         self._count += 1
-        heapq.heappush(self._groups.setdefault(waiting.node.needs, []), waiting)
+        heapq.heappush(self._groups.setdefault(waiting.needs, []), waiting)
 
     def first_of_each(self) -> list[Waiting]:
         """Give the first node of each group, in the order of the plan."""
@@ -68,7 +70,7 @@ class WaitingRoom:
 
     def leave(self, waiting: Waiting) -> None:
         """Take the first node of its group out."""
-        heapq.heappop(self._groups[waiting.node.needs])
+        heapq.heappop(self._groups[waiting.needs])
         self._count -= 1
 
     def drop(self, names: set[str]) -> list[Waiting]:

@@ -12,6 +12,7 @@ from typing import Any
 from stoker.plan.args import ArgsSchema
 from stoker.plan.graph import Plan
 from stoker.plan.kind import Kind
+from stoker.plan.sharing import Shares
 from stoker.plan.stage import Stage
 
 
@@ -41,6 +42,11 @@ class Recipe:
     output: type[Kind[Any]]
     args: ArgsSchema
     compile: Callable[..., Plan]
+    shares: Shares | None = None
+    """Says of arguments what such a job shares with its like; nothing: it works alone."""
+    brings: Mapping[str, str] = field(default_factory=dict)
+    """Arguments that may name a repository of the hub in place of a folder, each with the small file of it by which
+    `shares` knows how large it is. A machine of the fleet brings it, and puts its folder there."""
 
     @property
     def leaf(self) -> str:
@@ -57,8 +63,14 @@ def recipe(  # noqa: PLR0913 - a declaration says everything at once
     summary: str = "",
     backend: str = "python",
     inputs: tuple[type[Kind[Any]], ...] = (),
+    shares: Shares | None = None,
+    brings: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., Plan]], Recipe]:
-    """Declare a function from arguments to a plan as a recipe."""
+    """Declare a function from arguments to a plan as a recipe.
+
+    `shares` says of the same arguments what such a job may have in common with its like. It is asked whenever one is
+    submitted, so it reads no more than a few small files beside what it has digested; it may raise `StokerError`.
+    """
 
     def declare(compile_plan: Callable[..., Plan]) -> Recipe:
         hints = typing.get_type_hints(compile_plan)
@@ -76,6 +88,8 @@ def recipe(  # noqa: PLR0913 - a declaration says everything at once
             output=output,
             args=ArgsSchema(hints.get("args")),
             compile=compile_plan,
+            shares=shares,
+            brings=brings or {},
         )
 
     return declare

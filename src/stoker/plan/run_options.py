@@ -26,3 +26,5 @@ class RunOptions:
     """Between asking to stop and killing."""
     deadline_s: float | None = None
     partition: str = ""
+    solo: bool = False
+    """Each stage in a process of its own, also those that could share one."""

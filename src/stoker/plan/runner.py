@@ -59,6 +59,8 @@ class Work:
     """By these its process sees its devices and no others; none if it was given none."""
     started: Callable[[ProcessIdentity], None] = lambda _identity: None
     """Call it with the process that does the work, as soon as there is one: from then on its devices are held by it."""
+    claim: Mapping[str, Any] | None = None
+    """By this a process that works for it gives them back, should its run be gone."""
     ranks: int = 1
     """As how many processes it runs."""
     attempt: int = 1
@@ -68,6 +70,10 @@ class Work:
     """Whose checkpoints it may go on from."""
     memory_bytes: int | None = None
     """How much memory it may use, if somebody has decided."""
+    company: str = ""
+    """The key of the company that it joins; empty: it has a process of its own."""
+    most: int = 0
+    """How many members that company has at once; zero: any number."""
     emit: Callable[[dict[str, Any]], None] = lambda _report: None
     is_cancelled: Callable[[], bool] = lambda: False
     """Whether the run is being stopped: for work that nobody can interrupt from outside."""
@@ -185,19 +191,31 @@ def run_stage(
 ) -> Finished | Failed:
     """Call a stage's function and check what it made. Every exception becomes a cause."""
     try:
-        handed: dict[str, Any] = {}
-        for port in stage.ports:
-            for ref, _ in inputs[port.name]:
-                if ref.kind != port.kind.ref():
-                    raise StageInputError(f"input {port.name} takes {port.kind.ref()}, was given {ref.kind}")
-            handles = [port.kind(ref.digest, where) for ref, where in inputs[port.name]]
-            handed[port.name] = handles if port.takes_many else handles[0]
-        made = perform(stage, job, handed, stage.args.make(args))
+        made = perform(stage, job, handles_of(stage, inputs), stage.args.make(args))
     except BaseException as error:  # noqa: BLE001 - the stage's code may raise anything at all
         return failure_of(error)
+    return judge_made(stage, made, out)
+
+
+def handles_of(
+    stage: Stage, inputs: Mapping[str, Sequence[tuple[ArtifactRef, Callable[[], str]]]]
+) -> dict[str, Kind[Any] | list[Kind[Any]]]:
+    """Give a stage's inputs as it takes them, by port. Raises `StageInputError` for one of another kind."""
+    handed: dict[str, Kind[Any] | list[Kind[Any]]] = {}
+    for port in stage.ports:
+        for ref, _ in inputs[port.name]:
+            if ref.kind != port.kind.ref():
+                raise StageInputError(f"input {port.name} takes {port.kind.ref()}, was given {ref.kind}")
+        handles = [port.kind(ref.digest, where) for ref, where in inputs[port.name]]
+        handed[port.name] = handles if port.takes_many else handles[0]
+    return handed
+
+
+def judge_made(stage: Stage, made: Any, out: str) -> Finished | Failed:
+    """Say whether what a stage gave, and wrote, is what it promises."""
     try:
         _check_made(stage, made, out)
-    except Exception as error:  # noqa: BLE001 - a validator may raise anything too
+    except Exception as error:  # noqa: BLE001 - a validator may raise anything
         text = str(error) or type(error).__name__
         return Failed(
             cause=Cause.VALIDATION,

@@ -21,6 +21,7 @@ from stoker.model.resources import Needs
 from stoker.model.retry import RetryPolicy
 from stoker.plan.args import ArgsSchema
 from stoker.plan.kind import Kind
+from stoker.plan.together import Together
 
 DEFAULT_RETRY = RetryPolicy()
 
@@ -65,6 +66,8 @@ class Stage:
     preflight: Callable[[Any], list[str]] | None
     fingerprint: Callable[[], str] | None
     """More code identity, for stages whose work is done by files outside Python."""
+    together: Together | None = None
+    """How its attempts share a process; nothing: each has its own."""
 
     @property
     def module(self) -> str:
@@ -98,6 +101,7 @@ def stage(  # noqa: PLR0913 - a declaration says everything at once
     preflight: Callable[[Any], list[str]] | None = None,
     fingerprint: Callable[[], str] | None = None,
     program: type[Kind[Any]] | None = None,
+    together: Together | None = None,
 ) -> Callable[[Callable[..., Any]], Stage]:
     """Declare a function as a stage.
 
@@ -137,6 +141,7 @@ def stage(  # noqa: PLR0913 - a declaration says everything at once
             is_program=program is not None,
             preflight=preflight,
             fingerprint=fingerprint,
+            together=together,
         )
 
     return declare
@@ -160,6 +165,8 @@ def _check_declaration(name: str, *, version: int, needs: Needs, retry: RetryPol
         (_is_below_zero(needs), "it can't need less than nothing"),
         (needs.shares and not (needs.gpu and needs.vram_gib), "who shares a device says how much of it: gpu, vram_gib"),
         (needs.vram_gib and not needs.gpu, "device memory without a device"),
+        (needs.base_gib > needs.vram_gib, "the base is a part of vram_gib"),
+        (needs.base_memory_gib > needs.memory_gib, "the base is a part of memory_gib"),
         (needs.ranks < 1, f"it runs as one rank at least, not {needs.ranks}"),
         (needs.ranks > 1 and needs.gpu not in {0, needs.ranks}, f"{needs.ranks} ranks have a device each, or none"),
         (retry.attempts < 1, "attempts include the first, so there is at least one"),
@@ -172,7 +179,8 @@ def _check_declaration(name: str, *, version: int, needs: Needs, retry: RetryPol
 
 
 def _is_below_zero(needs: Needs) -> bool:
-    return min(needs.cpu, needs.gpu, needs.network, needs.disk, needs.memory_gib, needs.vram_gib) < 0
+    held = (needs.cpu, needs.gpu, needs.network, needs.disk, needs.memory_gib, needs.vram_gib)
+    return min(*held, needs.base_gib, needs.base_memory_gib, needs.most) < 0
 
 
 def _parameters_of(name: str, run: Callable[..., Any]) -> list[str]:

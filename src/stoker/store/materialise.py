@@ -25,6 +25,7 @@ if sys.platform == "linux":
 _FICLONE = 0x40049409
 _AT_ONCE_BYTES = 1 << 30
 _BLOCK_BYTES = 1 << 20
+_TRIES = 5
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -89,20 +90,26 @@ def reflink(source: BinaryIO, target: BinaryIO) -> bool:
 
 
 def _make(original: BinaryIO, source: str, folder: AnchoredFolder, part: str, *, may_share: bool) -> How:
-    before = stamp_of(os.fstat(original.fileno()))
+    for _ in range(_TRIES):
+        before = stamp_of(os.fstat(original.fileno()))
+        how = _make_once(original, source, folder, part, may_share=may_share)
+        # A name that somebody gives it, or takes from it, changes its stamp, too, and none of its bytes.
+        if how is How.HARDLINK or stamp_of(os.fstat(original.fileno())) == before:
+            return how
+        folder.remove(part)
+        original.seek(0)
+    raise LocalFile(f"changed while it was copied: {source}", hint="something writes to it", path=source)
+
+
+def _make_once(original: BinaryIO, source: str, folder: AnchoredFolder, part: str, *, may_share: bool) -> How:
     if sys.platform == "darwin" and _clone(source, folder, part):
-        how = How.REFLINK
-    else:
-        with open(os.open(part, _CREATE, 0o600, dir_fd=folder.descriptor), "wb") as copy:
-            if reflink(original, copy):
-                how = How.REFLINK
-            elif may_share and _link(original, source, folder, part):
-                return How.HARDLINK
-            else:
-                how = _copy(original, copy)
-    if stamp_of(os.fstat(original.fileno())) != before:
-        raise LocalFile(f"changed while it was copied: {source}", hint="something writes to it", path=source)
-    return how
+        return How.REFLINK
+    with open(os.open(part, _CREATE, 0o600, dir_fd=folder.descriptor), "wb") as copy:
+        if reflink(original, copy):
+            return How.REFLINK
+        if may_share and _link(original, source, folder, part):
+            return How.HARDLINK
+        return _copy(original, copy)
 
 
 def _clone(source: str, folder: AnchoredFolder, part: str) -> bool:

@@ -87,7 +87,12 @@ def is_sidecar(path: str) -> bool:
 
 def point_last_at(out: str, name: str) -> None:
     """Make `stoker-out/last` lead to the newest result."""
-    link = os.path.join(out, "last")
+    point_at(out, "last", name)
+
+
+def point_at(folder: str, link_name: str, name: str) -> None:
+    """Make a link in a folder lead to one of its entries; what somebody else put there under that name stays."""
+    link = os.path.join(folder, link_name)
     with translated(link):
         if os.path.lexists(link) and not os.path.islink(link):
             return

@@ -7,20 +7,21 @@ from hypothesis import strategies as st
 from stoker.model.retry import LONGEST_BACKOFF_S, Again, Cause, GiveUp, RetryOn, RetryPolicy, decide_retry
 
 NEVER: set[str] = set()
-OUT_OF_MEMORY = {"transient", "all", "out_of_memory"}
+OUT_OF_MEMORY = {"transient", "all", "out_of_memory", "interrupted"}
 TRANSIENT = {"transient", "all"}
+INTERRUPTED = {*TRANSIENT, "interrupted"}
 # Which policies try again after which cause; a new cause has to choose its row.
 RETRIED_BY = {
     "user": {"all"},
     "input": NEVER,
     "validation": NEVER,
-    "io": TRANSIENT,
+    "io": INTERRUPTED,
     "oom_host": OUT_OF_MEMORY,
     "oom_device": OUT_OF_MEMORY,
     "timeout": TRANSIENT,
     "diverged": TRANSIENT,
-    "preempted": TRANSIENT,
-    "lost": TRANSIENT,
+    "preempted": INTERRUPTED,
+    "lost": INTERRUPTED,
     "cancelled": NEVER,
     "upstream": NEVER,
 }

@@ -31,6 +31,7 @@ from stoker.plan.admitting import MemoryGate
 from stoker.plan.authoring import PlanBuilder, Stage
 from stoker.plan.cache import Cache
 from stoker.plan.code_identity import CodeIdentity
+from stoker.plan.company_runner import CompanyRunner, CompanySettings
 from stoker.plan.engine import Engine
 from stoker.plan.executor import Executor
 from stoker.plan.footprints import Footprints
@@ -146,12 +147,15 @@ class Lab:
         around = Surroundings(
             environment=dict(os.environ), own_prefix=sys.prefix, trainer_folder=str(TRAINER), has_gpus=False
         )
+        self.companies = CompanyRunner(self.company_settings, clock=self.clock)
         self.programs = ProgramRunner(around, containment, self.clock)
         self.capacity = capacity
         self.devices = tuple(card(uuid) for uuid in devices)
         self.use_meter(FakeMeter({device.uuid: device.total_bytes or 0 for device in self.devices}))
         self.vram_limit_percent: int | None = None
         self.measures_every_s = 0.02
+        self.linger_s = 0.2
+        self.patience_s = 60.0
         self._preload = preload
         self._inline = InlineRunner()
         self.memory = Memory(total_bytes=64 * 2**30, available_bytes=60 * 2**30)
@@ -183,6 +187,19 @@ class Lab:
             memory=MemoryGate(lambda: self.memory, self.footprints),
             open_devices=self.open_devices,
             clock=self.clock,
+            company_runner=lambda: self.companies,
+        )
+
+    def company_settings(self) -> CompanySettings:
+        return CompanySettings(
+            folder=str(self.folder / "run"),
+            home=str(self.folder),
+            cwd=str(self.folder),
+            environment={"PATH": "/usr/bin:/bin", "LAB": str(self.folder)},
+            contain=None,
+            version="test",
+            linger_s=self.linger_s,
+            patience_s=self.patience_s,
         )
 
     def use_meter(self, meter: Meter) -> None:

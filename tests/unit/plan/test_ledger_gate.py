@@ -17,6 +17,7 @@ from stoker.host.identity import ProcessIdentity, mine, of_pid
 from stoker.model.clock import FakeClock, SystemClock
 from stoker.model.devices import Device
 from stoker.model.errors import BadInput, Bug, StokerError
+from stoker.model.frozen import changed
 from stoker.model.resources import GIB, Needs
 from stoker.plan.device_gate import Taken, Wait
 from stoker.plan.device_line import DeviceLine, Granted
@@ -379,6 +380,29 @@ def test_those_who_share_are_side_by_side_as_far_as_the_card_is_shared_out(machi
     )
 
 
+def test_members_of_a_company_take_their_base_once_and_those_of_another_one_take_another(machine: Machine) -> None:
+    member = Needs(gpu=1, vram_gib=10.0, base_gib=8.0, shares=True, company="one")
+    gate = machine.gate()
+    taken = [machine.take(gate, member, job=f"job/{number}") for number in range(6)]
+    assert isinstance(machine.ask(gate, member), Wait)
+    gate.wait_only_for(frozenset())
+    for one in taken[2:]:
+        gate.give_back(one)
+    # 12 of 20.4 GiB are held: enough for a member, not for one more base.
+    another = changed(member, company="another")
+    assert isinstance(machine.ask(gate, another), Wait)
+    gate.give_back(taken[1])
+    machine.get(gate, another)
+
+
+def test_who_has_a_base_and_is_too_large_to_share_gets_a_device_to_itself(machine: Machine) -> None:
+    large = Needs(gpu=1, vram_gib=22.0, base_gib=20.0, shares=True, company="one")
+    gate = machine.gate()
+    assert gate.never(large) == ""
+    machine.take(gate, large)
+    assert isinstance(machine.ask(gate, part(1.0)), Wait)
+
+
 def test_who_does_not_share_waits_for_those_who_do_and_the_other_way_round(machine: Machine) -> None:
     first, second, third = (machine.gate() for _ in range(3))
     some = machine.take(first, part(1.0))
@@ -453,3 +477,27 @@ def test_the_limit_is_a_percentage(text: str, limit: int | None) -> None:
 def test_another_limit_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="STOKER_VRAM_LIMIT"):
         read_limit(text)
+
+
+def test_a_companys_memory_is_shared_out_and_what_its_members_took_beside_the_base_is_known(
+    machine: Machine, sleeper: subprocess.Popen[bytes]
+) -> None:
+    gate = machine.gate()
+    worker = of_pid(sleeper.pid)
+    assert worker is not None
+    needs = Needs(gpu=1, vram_gib=8.0, base_gib=6.0, shares=True, company="llama")
+    machine.meter.use("GPU-1", sleeper.pid, 11 * GIB)
+    first, second = (machine.take(gate, needs, job=job) for job in ("one", "two"))
+    for taken in (first, second):
+        taken.started(worker)
+    deadline_s, size_bytes = time.monotonic() + 30, 11 * GIB
+    # Only what is more than before is told; the second one has come since the first look.
+    while min(taken.beside_base[0] for taken in (first, second)) < 4 * GIB:
+        assert time.monotonic() < deadline_s
+        size_bytes += 1
+        machine.meter.use("GPU-1", sleeper.pid, size_bytes)
+        time.sleep(0.01)
+    assert {taken.beside_base[1] // GIB for taken in (first, second)} == {5}
+    assert gate.noticed() == []
+    for taken in (first, second):
+        gate.give_back(taken)

@@ -50,6 +50,30 @@ def test_devices_are_not_counted_here() -> None:
         granted(permits, cpu=0, gpu=5, vram_gib=100.0)
 
 
+def test_a_company_holds_its_cores_and_its_base_once_until_its_last_member_has_left() -> None:
+    permits = Permits(MACHINE)
+    needs: dict[str, Any] = {"cpu": 4, "memory_gib": 8.0, "base_memory_gib": 6.0, "company": "words"}
+    seated = [granted(permits, **needs) for _ in range(5)]
+    assert short_of(permits, **needs) == (Resource.MEMORY,)
+    assert permits.members_of("words") == 5
+    assert short_of(permits, cpu=1) == (Resource.CPU,)
+    for grant in seated[:4]:
+        permits.give_back(grant)
+    assert short_of(permits, cpu=1, memory_gib=9.0) == (Resource.CPU, Resource.MEMORY)
+    permits.give_back(seated[4])
+    assert permits.members_of("words") == 0
+    assert granted(permits, cpu=4, memory_gib=16.0).cpu == 4
+
+
+def test_members_of_different_sizes_give_back_exactly_what_they_took() -> None:
+    permits = Permits(MACHINE)
+    first = granted(permits, cpu=2, memory_gib=8.0, base_memory_gib=6.0, company="words")
+    second = granted(permits, cpu=2, memory_gib=10.0, base_memory_gib=6.0, company="words")
+    permits.give_back(first)
+    permits.give_back(second)
+    assert granted(permits, cpu=4, memory_gib=16.0).memory_bytes == 16 * GIB
+
+
 def test_what_is_larger_than_the_machine_is_cut_down_and_runs_alone() -> None:
     permits = Permits(MACHINE)
     small = granted(permits, cpu=1, memory_gib=1.0)
@@ -87,7 +111,8 @@ def needing(**needs: Any) -> Stage:
 
 
 def waits(of: Stage, rank: int) -> Waiting:
-    return Waiting(name=f"n{rank}", node=Node(id=f"n{rank}", stage=of), execute=EXECUTE, inputs={}, rank=(rank,))
+    node = Node(id=f"n{rank}", stage=of)
+    return Waiting(name=node.id, node=node, execute=EXECUTE, inputs={}, rank=(rank,), needs=node.needs)
 
 
 def test_those_with_equal_needs_come_in_the_order_of_the_plan() -> None:

@@ -157,6 +157,21 @@ def test_a_source_that_changes_meanwhile_is_refused(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
 
 
+def test_a_source_that_only_gets_another_name_meanwhile_is_copied(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def copy_beside_others(from_fd: int, to_fd: int, count: int) -> int:
+        if not (tmp_path / "another").exists():
+            os.link(source, tmp_path / "another")
+        return 0
+
+    monkeypatch.setattr(os, "copy_file_range", copy_beside_others)
+    monkeypatch.setattr(module, "reflink", lambda *_: False)
+    assert materialise(str(source), str(tmp_path / "target")) is How.COPY
+    assert (tmp_path / "target").read_bytes() == DATA
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["another", "source", "target"]
+
+
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("nowhere")
     os.mkfifo(tmp_path / "pipe")

@@ -1,0 +1,113 @@
+"""What a company and its members say to each other, and how: JSON objects, each behind its length.
+
+    company ▶ member   hello (who it is; its last words come in an open file beside it), then steps, log lines, answer
+    member ▶ company   join (the work), stop
+    keeper ▶ member    over (nobody is let in any more: come again), when it was still waiting at the door
+
+Whatever arrives is checked before it is believed: a length beyond the limit, or what is no object, ends the connection
+and nothing else. The end of a connection frees the seat.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+from typing import Any
+
+from stoker.model.frozen import fields_of, frozen
+from stoker.model.json_text import dumps, loads
+
+FORMAT = 1
+LONGEST_BYTES = 8 << 20
+"""Of one message: far more than any stage's arguments."""
+
+_LENGTH = struct.Struct("!I")
+_READ_BYTES = 1 << 16
+_MOST_FDS = 4
+_LONGEST_LAST_WORDS = 1 << 17
+
+
+def framed(body: dict[str, Any]) -> bytes:
+    """Give a message as it is sent. Raises `ValueError` for one that nobody would take."""
+    payload = dumps(body).encode()
+    if len(payload) > LONGEST_BYTES:
+        message = f"a message of {len(payload)} bytes, and {LONGEST_BYTES} are the most"
+        raise ValueError(message)
+    return _LENGTH.pack(len(payload)) + payload
+
+
+class Frames:
+    """Bytes in, messages out."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def feed(self, data: bytes) -> list[dict[str, Any]]:
+        """Give the messages that are whole now. Raises `ValueError` for bytes that are none of ours."""
+        self._bytes += data
+        bodies = []
+        while len(self._bytes) >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._bytes)
+            if size > LONGEST_BYTES:
+                message = f"a message of {size} bytes is announced, and {LONGEST_BYTES} are the most"
+                raise ValueError(message)
+            end = _LENGTH.size + size
+            if len(self._bytes) < end:
+                break
+            body = loads(bytes(self._bytes[_LENGTH.size : end]))
+            if not isinstance(body, dict):
+                message = f"a message that is a {type(body).__name__}, not an object"
+                raise ValueError(message)  # noqa: TRY004 - the value is wrong
+            del self._bytes[:end]
+            bodies.append(body)
+        return bodies
+
+
+def receive(link: socket.socket) -> tuple[bytes, list[int]]:
+    """Wait for bytes; give them, none if the other end is gone, with the open files that came along."""
+    fds = array.array("i")
+    try:
+        room = socket.CMSG_SPACE(_MOST_FDS * fds.itemsize)
+        data, ancillary, _, _ = link.recvmsg(_READ_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionError:
+        return b"", []
+    for level, kind, rights in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(rights[: len(rights) - len(rights) % fds.itemsize])
+    return data, list(fds)
+
+
+@frozen
+class LastWords:
+    """How a company's process ended, as its keeper saw it."""
+
+    how: str
+    status: int | None = None
+    number: int | None = None
+    """Of the signal that killed it."""
+    was_out_of_memory: bool = False
+    cap_bytes: int | None = None
+    said: str = ""
+    """The end of what it printed."""
+
+
+def words_as_json(words: LastWords) -> dict[str, Any]:
+    """Give last words as they are left."""
+    return fields_of(words)
+
+
+def words_from_json(body: Any) -> LastWords:
+    """Read what `words_as_json` gave. Raises `ValueError`."""
+    try:
+        return LastWords(**body)
+    except TypeError as error:
+        message = f"no last words of a company: {error}"
+        raise ValueError(message) from None
+
+
+def read_last_words(descriptor: int) -> LastWords | None:
+    """Give the last words that were left in an open file; nothing as long as they are not whole."""
+    data = os.pread(descriptor, _LONGEST_LAST_WORDS, 0)
+    return words_from_json(loads(data)) if data.endswith(b"\n") else None

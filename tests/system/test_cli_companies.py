@@ -1,0 +1,71 @@
+"""Two `stoker run` that meet in one process, through real commands."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.system.shell import PATIENCE_S, Shell, finish
+
+CHOIR = Path(__file__).parents[1] / "cookbooks" / "choir"
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every stage has a process of its own")
+
+
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.01)
+
+
+def process_of(gate: Path, voice: int) -> int:
+    """Give the process that a voice sings in; 0 before it does."""
+    singing = gate / f"{voice}.singing"
+    words = singing.read_text().split() if singing.exists() else []
+    return int(words[0]) if words else 0
+
+
+def test_two_runs_share_one_process_which_outlives_the_one_that_started_it(tmp_path: Path, index: Path) -> None:
+    shell = Shell(tmp_path, cookbook=CHOIR, index=index)
+    shell.env |= {"STOKER_RUNTIME": str(tmp_path / "doors"), "STOKER_COMPANY_LINGER": "0.2"}
+    gate, song = tmp_path / "gate", shell.folder / "song.txt"
+    gate.mkdir()
+    song.write_text("la")
+
+    def sing(voice: int) -> list[str]:
+        return ["run", "choir/voice", f"song={song}", f"voice={voice}", f"gate={gate}", "--name", f"voice{voice}"]
+
+    first = shell.start(*sing(1))
+    wait_until(lambda: process_of(gate, 1) > 0, "the first does not sing")
+    second = shell.start(*sing(2))
+    wait_until(lambda: process_of(gate, 2) > 0, "the second does not sing")
+    company = process_of(gate, 1)
+    assert process_of(gate, 2) == company
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    (gate / "2").touch()
+    done = finish(second)
+
+    assert (done.code, process_of(gate, 2)) == (0, company)
+    assert (shell.folder / "stoker-out" / "voice2").exists()
+    wait_until(lambda: not os.path.exists(f"/proc/{company}"), "the company does not end")
+    wait_until(lambda: os.listdir(tmp_path / "doors") == ["lock"], "a door is left")
+
+
+def test_solo_runs_a_stage_in_a_process_of_its_own(tmp_path: Path, index: Path) -> None:
+    shell = Shell(tmp_path, cookbook=CHOIR, index=index)
+    shell.env["STOKER_RUNTIME"] = str(tmp_path / "doors")
+    gate, song = tmp_path / "gate", shell.folder / "song.txt"
+    gate.mkdir()
+    (gate / "1").touch()
+    song.write_text("la")
+    done = shell.stoker("run", "choir/voice", f"song={song}", "voice=1", f"gate={gate}", "--solo")
+
+    assert done.code == 0, done.err
+    assert not (tmp_path / "doors").exists()
