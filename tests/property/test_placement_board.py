@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from stoker.hardware.placement.board import Board, Placed
 from stoker.hardware.placement.fit import Choice, choose
-from stoker.hardware.placement.offer import DeviceOffer, Offer, ResidentBase, Sharing
+from stoker.hardware.placement.offer import DeviceOffer, Offer, ResidentBase, ResidentProcess, Sharing
 from stoker.hardware.placement.shape import Shape
 from stoker.model.devices import Backend, MemoryType, usable_bytes
 from stoker.model.frozen import changed
@@ -84,6 +84,7 @@ wanted = st.builds(
         may_share=st.booleans(),
         base=st.sampled_from(["", "", "llama"]),
         base_bytes=st.sampled_from([GIB, 2 * GIB]),
+        base_ram_bytes=st.sampled_from([0, 3 * GIB]),
     ),
     allowed_hosts=hosts,
     preferred_hosts=hosts,
@@ -118,9 +119,28 @@ def charged(device: DeviceOffer, shape: Shape, is_shared: bool, sign: int) -> De
     return changed(device, jobs=device.jobs + sign, promised_bytes=promised, bases=kept)
 
 
+def processes_after(offer: Offer, shape: Shape, choice: Choice, sign: int) -> tuple[tuple[ResidentProcess, ...], int]:
+    """Give the processes that jobs share once one came or went, and by how much less RAM that counts for."""
+    if not shape.base_ram_bytes:
+        return offer.processes, 0
+    device = offer.devices[choice.devices[0].at].uuid if choice.devices else ""
+    counts = {(one.base, one.size_bytes, one.device): one.jobs for one in offer.processes}
+    key = shape.base, shape.base_ram_bytes, device
+    before = counts.get(key, 0)
+    counts[key] = before + sign
+    others = before if sign > 0 else before - 1
+    kept = tuple(
+        ResidentProcess(base=base, size_bytes=size, device=uuid, jobs=jobs)
+        for (base, size, uuid), jobs in sorted(counts.items())
+        if jobs
+    )
+    return kept, shape.base_ram_bytes if others else 0
+
+
 def after(offer: Offer, shape: Shape, choice: Choice, sign: int) -> Offer:
     """Give the offer once a job came (+1) or went (-1)."""
     changing = {one.at: one.is_shared for one in choice.devices}
+    processes, shared_bytes = processes_after(offer, shape, choice, sign)
     return changed(
         offer,
         devices=tuple(
@@ -129,7 +149,8 @@ def after(offer: Offer, shape: Shape, choice: Choice, sign: int) -> Offer:
         ),
         jobs=offer.jobs + sign,
         cpu_jobs=offer.cpu_jobs + (0 if choice.devices else sign),
-        ram_held_bytes=offer.ram_held_bytes + sign * shape.ram_bytes,
+        ram_held_bytes=offer.ram_held_bytes + sign * (shape.ram_bytes - shared_bytes),
+        processes=processes,
         cores_held=offer.cores_held + sign * shape.cores,
     )
 

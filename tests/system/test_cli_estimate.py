@@ -132,3 +132,30 @@ def test_a_damaged_book_is_a_warning(shell: Shell, config: Path) -> None:
     done = shell.stoker("machines", "estimate", "config.json", "--json")
     assert done.code == 0
     assert "counts as empty" in done.err
+
+
+def test_a_company_shows_its_base_once_what_each_adapter_adds_and_how_many_fit(shell: Shell, config: Path) -> None:
+    asked = ("machines", "estimate", "config.json", "adapters=8", "batch=4", "sequence=512")
+    done = shell.stoker(*asked, STOKER_GPU_FAKE="cuda:4GiB,cuda:80GiB")
+    assert done.code == 0, done.err
+    first, *lines = done.out.splitlines()
+    assert first == "llama, 1,100,048,384 parameters, 12,615,680 trained by each of 8 adapters"
+    names = [line.split()[0] for line in lines]
+    assert names[:5] == ["base,", "weights", "loss", "context", "together"]
+    assert names[5:8] == ["each", "adapter", "activations"]
+    small, hint, large = lines[-3:]
+    assert ": none fits; room for 3.4 GiB" in small
+    assert hint.startswith("  would fit: ")
+    assert ": all 8 fit at once; " in large
+
+
+def test_a_company_as_json_learns_from_what_was_measured(shell: Shell, config: Path) -> None:
+    asked = ("machines", "estimate", "config.json", "adapters=4", "--torch", "2.11", "--json")
+    plain = json.loads(shell.stoker(*asked, STOKER_GPU_FAKE="none").out)
+    assert plain["total_bytes"] == plain["base_bytes"] + 4 * plain["member_bytes"]
+    more = plain["base_bytes"] + 4 * plain["member_bytes"] * 11 // 10
+    assert shell.stoker(*asked, "--measured", f"{more}B", STOKER_GPU_FAKE="none").code == 0
+    told = json.loads(shell.stoker(*asked, STOKER_GPU_FAKE="none").out)
+    assert told["measured_runs"] == 1
+    assert told["base_bytes"] == plain["base_bytes"]
+    assert told["member_bytes"] == pytest.approx(1.1 * plain["member_bytes"], rel=1e-3)

@@ -67,73 +67,83 @@ KEYS: Mapping[str, str] = {
 """What may be said of a training."""
 
 
+Readers = Mapping[str, Callable[[str], Any]]
+"""From a key to what reads its value; what it can't read it says by `ValueError`."""
+
+
 def read_training(shape: ModelShape, words: Sequence[str]) -> Training:
     """Read a training of a model; `ArgsFaults` has everything that is wrong."""
-    reading = _Reading(shape)
+    said, faults = read_words(words, _READERS)
+    training = Training(shape=shape, **said)
+    faults += _look_at(training, said)
+    refuse(faults, "what is said of the training")
+    return training
+
+
+def read_words(words: Sequence[str], readers: Readers) -> tuple[dict[str, Any], list[Fault]]:
+    """Read words that say `key=value`; give what was understood, and every fault."""
+    said: dict[str, Any] = {}
+    faults: list[Fault] = []
     for word in words:
-        reading.take(word)
-    return reading.training()
-
-
-class _Reading:
-    """Words on their way into a training."""
-
-    def __init__(self, shape: ModelShape) -> None:
-        self._shape = shape
-        self._said: dict[str, Any] = {}
-        self._faults: list[Fault] = []
-
-    def take(self, word: str) -> None:
         name, equals, text = word.partition("=")
         key = _ELSEWHERE.get(name, name)
         if not equals:
-            self._faults.append(Fault(word, "is no key=value", "for example batch=8"))
-        elif key not in _READERS:
-            self._faults.append(Fault(name, "there is no such key", did_you_mean(name, KEYS)))
-        elif key in self._said:
-            self._faults.append(Fault(name, "is said twice"))
+            faults.append(Fault(word, "is no key=value", "for example batch=8"))
+        elif key not in readers:
+            faults.append(Fault(name, "there is no such key", did_you_mean(name, readers)))
+        elif key in said:
+            faults.append(Fault(name, "is said twice"))
         else:
             try:
-                self._said[key] = _READERS[key](text.strip())
+                said[key] = readers[key](text.strip())
             except ValueError as error:
-                self._said[key] = None
-                self._faults.append(Fault(name, str(error)))
-
-    def training(self) -> Training:
-        said = {key: value for key, value in self._said.items() if value is not None}
-        training = Training(shape=self._shape, **said)
-        self._look_at(training)
-        if self._faults:
-            count = len(self._faults)
-            message = str(self._faults[0]) if count == 1 else f"{count} faults in what is said of the training"
-            raise ArgsFaults(message, faults=tuple(self._faults), hint="stoker help machines estimate")
-        return training
-
-    def _look_at(self, training: Training) -> None:
-        shape = self._shape
-        if not training.is_lora:
-            self._faults += [
-                Fault(key, "is of adapters, and method=full has none")
-                for key in sorted(OF_ADAPTERS & self._said.keys())
-            ]
-        if shape.positions and training.sequence > shape.positions:
-            message = f"{training.sequence} tokens, but the model has {shape.positions:,} positions"
-            self._faults.append(Fault("sequence", message))
-        if (
-            training.autocast is not None
-            and training.dtype is not training.autocast
-            and training.dtype is not Width.FP32
-        ):
-            message = f"{training.autocast} over weights in {training.dtype}"
-            self._faults.append(Fault("autocast", message, "dtype=fp32, or the same for both"))
-        known = [ALL_LINEAR, ATTENTION, MLP, *names_of(shape)]
-        for target in training.targets:
-            if training.is_lora and target not in known:
-                hint = did_you_mean(target, known) or f"one of {', '.join(known)}"
-                self._faults.append(Fault("targets", f"no matrix of a {shape.family} model is called {target!r}", hint))
+                said[key] = None
+                faults.append(Fault(name, str(error)))
+    return {key: value for key, value in said.items() if value is not None}, faults
 
 
-def _count(least: int) -> Callable[[str], int]:
+def refuse(faults: Sequence[Fault], where: str) -> None:
+    """Raise `ArgsFaults` if there is any."""
+    if faults:
+        message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in {where}"
+        raise ArgsFaults(message, faults=tuple(faults), hint="stoker help machines estimate")
+
+
+def target_faults(shape: ModelShape, targets: Sequence[str]) -> list[Fault]:
+    """Give what is wrong with the matrices that are to get an adapter."""
+    known = [ALL_LINEAR, ATTENTION, MLP, *names_of(shape)]
+    return [
+        Fault(
+            "targets",
+            f"no matrix of a {shape.family} model is called {target!r}",
+            did_you_mean(target, known) or f"one of {', '.join(known)}",
+        )
+        for target in targets
+        if target not in known
+    ]
+
+
+def position_faults(shape: ModelShape, sequence: int) -> list[Fault]:
+    """Give what is wrong with how long sequences are."""
+    if not shape.positions or sequence <= shape.positions:
+        return []
+    return [Fault("sequence", f"{sequence} tokens, but the model has {shape.positions:,} positions")]
+
+
+def _look_at(training: Training, said: Mapping[str, Any]) -> list[Fault]:
+    faults: list[Fault] = []
+    if not training.is_lora:
+        faults += [Fault(key, "is of adapters, and method=full has none") for key in sorted(OF_ADAPTERS & said.keys())]
+    faults += position_faults(training.shape, training.sequence)
+    if training.autocast is not None and training.dtype not in (training.autocast, Width.FP32):
+        message = f"{training.autocast} over weights in {training.dtype}"
+        faults.append(Fault("autocast", message, "dtype=fp32, or the same for both"))
+    return faults + (target_faults(training.shape, training.targets) if training.is_lora else [])
+
+
+def count_from(least: int) -> Callable[[str], int]:
+    """Give what reads a count."""
+
     def read(text: str) -> int:
         if not text.isascii() or not text.isdigit() or not least <= int(text) <= _MOST:
             message = f"{text!r} is not a whole number from {least} to {_MOST:,}"
@@ -154,14 +164,16 @@ def _share(text: str) -> float:
     return value
 
 
-def _flag(text: str) -> bool:
+def flag_of(text: str) -> bool:
+    """Read yes or no."""
     if text.lower() not in _YES + _NO:
         message = f"{text!r} is neither true nor false"
         raise ValueError(message)
     return text.lower() in _YES
 
 
-def _choice(kind: type[StrEnum], *but: StrEnum) -> Callable[[str], StrEnum]:
+def choice_of(kind: type[StrEnum], *but: StrEnum) -> Callable[[str], StrEnum]:
+    """Give what reads one of some words."""
     known = [str(one) for one in kind if one not in but]
 
     def read(text: str) -> StrEnum:
@@ -174,7 +186,8 @@ def _choice(kind: type[StrEnum], *but: StrEnum) -> Callable[[str], StrEnum]:
     return read
 
 
-def _names(text: str) -> tuple[str, ...]:
+def names_in(text: str) -> tuple[str, ...]:
+    """Read names with commas, each once."""
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not names:
         message = f"{text!r} names nothing"
@@ -183,21 +196,21 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 _READERS: dict[str, Callable[[str], Any]] = {
-    "method": _choice(Method),
-    "batch": _count(1),
-    "sequence": _count(1),
-    "dtype": _choice(Width),
-    "autocast": _choice(Width, Width.FP32),
-    "optimiser": _choice(Optimiser),
-    "checkpointing": _flag,
-    "rank": _count(1),
-    "targets": _names,
+    "method": choice_of(Method),
+    "batch": count_from(1),
+    "sequence": count_from(1),
+    "dtype": choice_of(Width),
+    "autocast": choice_of(Width, Width.FP32),
+    "optimiser": choice_of(Optimiser),
+    "checkpointing": flag_of,
+    "rank": count_from(1),
+    "targets": names_in,
     "dropout": _share,
-    "adapter_dtype": _choice(Width),
-    "attention": _choice(Attention),
-    "padded": _flag,
-    "accumulation": _count(1),
-    "keeps_outputs": _flag,
-    "loss_chunk": _count(0),
-    "expandable_segments": _flag,
+    "adapter_dtype": choice_of(Width),
+    "attention": choice_of(Attention),
+    "padded": flag_of,
+    "accumulation": count_from(1),
+    "keeps_outputs": flag_of,
+    "loss_chunk": count_from(0),
+    "expandable_segments": flag_of,
 }

@@ -7,9 +7,11 @@ moment, not sums of what never meets.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from stoker.hardware.estimate.rehearsal import Rehearsal, rehearse
+from stoker.hardware.estimate.shape import ModelShape
 from stoker.hardware.estimate.tape import Purpose
 from stoker.hardware.estimate.targets import adapter_parameters, names_of, targeted
 from stoker.hardware.estimate.training import Optimiser, Training
@@ -36,6 +38,9 @@ class Term:
     size_bytes: int
     why: str
 
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "bytes": self.size_bytes, "why": self.why}
+
 
 @frozen
 class Estimate:
@@ -60,7 +65,7 @@ class Estimate:
     def to_dict(self) -> dict[str, Any]:
         return {
             "total_bytes": self.total_bytes,
-            "terms": [{"name": term.name, "bytes": term.size_bytes, "why": term.why} for term in self.terms],
+            "terms": [term.to_dict() for term in self.terms],
             "fullest": self.fullest,
             "parameters": self.parameters,
             "trained_parameters": self.trained_parameters,
@@ -89,15 +94,12 @@ def estimate(
     training: Training, *, context_bytes: int | None = None, gpu: str = "", correction: Correction | None = None
 ) -> Estimate:
     """Rehearse a training. `gpu` is the device's name: contexts differ."""
-    _refuse_no_adapters(training)
+    if training.is_lora:
+        refuse_no_adapters(training.shape, training.targets)
     rehearsal = rehearse(training)
     terms = [*_terms(training, rehearsal), _context(rehearsal, context_bytes, gpu)]
     if correction is not None:
-        sum_bytes = sum(term.size_bytes for term in terms)
-        runs = "1 measured run" if correction.runs == 1 else f"{correction.runs} measured runs"
-        corrected_bytes = round(sum_bytes * (correction.percent - 100) / 100)
-        why = f"{correction.percent - 100:+.1f} %, by {runs} of this kind"
-        terms.append(Term(name="calibration", size_bytes=corrected_bytes, why=why))
+        terms.append(calibration_term(terms, correction))
     return Estimate(
         terms=tuple(terms),
         fullest=_WHEN[rehearsal.fullest],
@@ -107,16 +109,25 @@ def estimate(
     )
 
 
+def calibration_term(terms: Sequence[Term], correction: Correction) -> Term:
+    """Give what measured runs add to these terms, or take away."""
+    sum_bytes = sum(term.size_bytes for term in terms)
+    runs = "1 measured run" if correction.runs == 1 else f"{correction.runs} measured runs"
+    corrected_bytes = round(sum_bytes * (correction.percent - 100) / 100)
+    why = f"{correction.percent - 100:+.1f} %, by {runs} of this kind"
+    return Term(name="calibration", size_bytes=corrected_bytes, why=why)
+
+
 def _trained(training: Training) -> int:
     shape = training.shape
     return adapter_parameters(shape, training.targets, training.rank) if training.is_lora else shape.parameters
 
 
-def _refuse_no_adapters(training: Training) -> None:
-    shape = training.shape
-    if training.is_lora and not targeted(shape, training.targets):
+def refuse_no_adapters(shape: ModelShape, targets: tuple[str, ...]) -> None:
+    """Raise `BadInput` if targets name no matrix of a model."""
+    if not targeted(shape, targets):
         raise BadInput(
-            f"no matrix of a {shape.family} model is called {' or '.join(training.targets)}",
+            f"no matrix of a {shape.family} model is called {' or '.join(targets)}",
             hint=f"targets=all-linear, attention, mlp, or some of {', '.join(names_of(shape))}",
         )
 

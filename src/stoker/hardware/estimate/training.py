@@ -106,6 +106,11 @@ class Training:
         return self.adapter_dtype if self.is_lora else self.dtype
 
     @property
+    def exact_kind(self) -> str:
+        """Say nothing: runs of any size correct each other."""
+        return ""
+
+    @property
     def kind(self) -> str:
         """Name everything but how much at a time: trainings of one kind are wrong by the same factor, nearly."""
         left_out = {"shape", "batch", "sequence"} | (set() if self.is_lora else OF_ADAPTERS)

@@ -118,3 +118,7 @@ class Measured:
     """More than a fifth above the promise: worth a warning."""
     is_past_limit: bool
     """Above the limit that whoever asked has set: time to end it."""
+    beside_bytes: int = 0
+    """Of a base that it has in common with others in its process: what that one takes beside it now, for all."""
+    beside_promised_bytes: int = 0
+    """What they were promised beside it, together."""

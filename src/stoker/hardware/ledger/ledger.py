@@ -25,7 +25,14 @@ from stoker.hardware.ledger.entries import Entry
 from stoker.hardware.ledger.guarding import Guard
 from stoker.hardware.ledger.line import Place
 from stoker.hardware.ledger.living import Living
-from stoker.hardware.ledger.overshoot import judge_measured, measured_by, with_measured
+from stoker.hardware.ledger.overshoot import (
+    beside_base,
+    company_of,
+    judge_measured,
+    measured_by,
+    shared_out,
+    with_measured,
+)
 from stoker.hardware.ledger.phases import Phases
 from stoker.hardware.ledger.state import State, state_of
 from stoker.hardware.probes.meters.meter import Meter
@@ -147,12 +154,21 @@ class Ledger:
     def note_measured(
         self, held: Held, measured_bytes: Mapping[str, int], *, limit_percent: int | None = None
     ) -> Measured:
-        """Record what the owner takes on each device; the most that was seen counts, if it is above the promise."""
+        """Record what the owner takes on each device; the most that was seen counts, if it is above the promise.
+
+        Where its process works for several that have a base in common, each is charged with its part.
+        """
         entry = self._current(held)
+        company = company_of(entry, self._clerk.book().entries if entry.base else ())
+        process_bytes, measured_bytes = measured_bytes, shared_out(entry, company, measured_bytes)
         noted = with_measured(entry, measured_bytes)
         if noted != entry:
             entry = self._rewrite(held, lambda current: with_measured(current, measured_bytes)) or noted
-        return judge_measured(entry, limit_percent)
+        judged = judge_measured(entry, limit_percent)
+        if not entry.base or judged.uuid not in process_bytes:
+            return judged
+        beside, promised = beside_base(company, judged.uuid, process_bytes[judged.uuid])
+        return changed(judged, beside_bytes=beside, beside_promised_bytes=promised)
 
     def measure(self, held: Held, *, limit_percent: int | None = None) -> Measured | None:
         """Ask the driver what the owner and its children take, and record it; `None` if it can't tell."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from stoker.hardware.ledger.answers import Measured
 from stoker.hardware.ledger.entries import Entry, Share
@@ -54,6 +54,39 @@ def measured_by(
             if theirs:
                 used[uuid] = sum(theirs)
     return used
+
+
+def shared_out(entry: Entry, entries: Iterable[Entry], measured_bytes: Mapping[str, int]) -> dict[str, int]:
+    """Give what of one process's memory is this reservation's, where the process works for several with one base.
+
+    The base is everybody's, and counted once by who adds up. The rest is shared out as it was promised, so that all
+    parts together are what was measured.
+    """
+    if not entry.base:
+        return dict(measured_bytes)
+    company = company_of(entry, entries)
+    return {uuid: _part(entry, company, uuid, size_bytes) for uuid, size_bytes in measured_bytes.items()}
+
+
+def beside_base(company: list[Entry], uuid: str, size_bytes: int) -> tuple[int, int]:
+    """Give what of one process's memory is not its base, and what all of them were promised beside it."""
+    here = [(one, share) for one in company if (share := one.share_of(uuid)) is not None]
+    base_bytes = max((one.base_bytes for one, _ in here), default=0)
+    return max(0, size_bytes - base_bytes), sum(share.promised_bytes - one.base_bytes for one, share in here)
+
+
+def company_of(entry: Entry, entries: Iterable[Entry]) -> list[Entry]:
+    """Give the reservations that one process works for with one base, this one among them."""
+    others = (one for one in entries if one.id != entry.id and (one.owner, one.base) == (entry.owner, entry.base))
+    return [entry, *others]
+
+
+def _part(entry: Entry, company: list[Entry], uuid: str, size_bytes: int) -> int:
+    share = entry.share_of(uuid)
+    rest_bytes, together = beside_base(company, uuid, size_bytes)
+    if share is None or len(company) < 2 or not rest_bytes or together <= 0:
+        return size_bytes
+    return entry.base_bytes + -(-rest_bytes * (share.promised_bytes - entry.base_bytes) // together)
 
 
 def _promise(share: Share) -> int:

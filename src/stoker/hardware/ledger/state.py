@@ -26,6 +26,11 @@ class Holder:
     left_behind: int | None = None
     """Its owner has ended; this process of its group is still there."""
 
+    @property
+    def own_bytes(self) -> int:
+        """What it was promised beside the base that it has in common with others."""
+        return max(0, self.share.promised_bytes - self.entry.base_bytes)
+
     def to_dict(self) -> dict[str, Any]:
         owner = self.entry.owner
         return {
@@ -38,10 +43,44 @@ class Holder:
             "is_exclusive": self.share.is_exclusive,
             "base": self.entry.base or None,
             "base_bytes": self.entry.base_bytes,
+            "own_bytes": self.own_bytes,
             "held_s": round(self.held_s, 3),
             "since_s": self.entry.since_wall_s,
             "is_late": self.is_late,
             "left_behind": self.left_behind,
+        }
+
+
+@frozen
+class HeldBase:
+    """What several on a device have in common: charged once, whoever of them came first."""
+
+    base: str
+    holders: tuple[Holder, ...]
+
+    @property
+    def base_bytes(self) -> int:
+        return max(holder.entry.base_bytes for holder in self.holders)
+
+    @property
+    def promised_bytes(self) -> int:
+        """What all of them were promised together, the base once."""
+        return self.base_bytes + sum(holder.own_bytes for holder in self.holders)
+
+    @property
+    def actual_bytes(self) -> int | None:
+        """What they were seen to take together; `None` until somebody was measured."""
+        seen = [one for holder in self.holders if (one := holder.share.measured_bytes) is not None]
+        base_bytes = min(self.base_bytes, max(seen, default=0))
+        return base_bytes + sum(max(0, one - base_bytes) for one in seen) if seen else None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "base": self.base,
+            "base_bytes": self.base_bytes,
+            "holders": len(self.holders),
+            "budget_bytes": self.promised_bytes,
+            "actual_bytes": self.actual_bytes,
         }
 
 
@@ -66,6 +105,15 @@ class DeviceState:
         return any(holder.share.is_exclusive for holder in self.holders)
 
     @property
+    def bases(self) -> tuple[HeldBase, ...]:
+        """What holders have in common, in the order in which the first of each came."""
+        grouped: dict[str, list[Holder]] = {}
+        for holder in self.holders:
+            if holder.entry.base and not holder.share.is_exclusive:
+                grouped.setdefault(holder.entry.base, []).append(holder)
+        return tuple(HeldBase(base=base, holders=tuple(holders)) for base, holders in grouped.items())
+
+    @property
     def available_bytes(self) -> int:
         """What the ledger could still promise to who shares."""
         return 0 if self.is_taken else max(0, self.device.usable_bytes - self.reserved_bytes)
@@ -85,6 +133,7 @@ class DeviceState:
             "is_taken": self.is_taken,
             "free_bytes": self.free_bytes,
             "holders": [holder.to_dict() for holder in self.holders],
+            "bases": [held.to_dict() for held in self.bases],
             "outside": [{"pid": pid, "bytes": size} for pid, size in sorted(self.outside.items())],
             "unseen_bytes": self.unseen_bytes,
         }

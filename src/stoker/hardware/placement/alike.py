@@ -50,6 +50,7 @@ def idle(offer: Offer) -> Offer:
         jobs=0,
         cpu_jobs=0,
         ram_held_bytes=0,
+        processes=(),
         cores_held=0,
     )
 

@@ -65,11 +65,14 @@ class Groups:
 
 
 def _state(offer: Offer) -> Hashable:
+    # Nodes that are alike have their devices in the same places, under other names.
+    places = {device.uuid: at for at, device in enumerate(offer.devices)} if offer.processes else {}
     return (
         tuple([_device_state(device) for device in offer.devices]),
         (offer.slots, offer.is_slot_per_device, offer.ram_bytes, offer.cores, offer.is_fake),
         (offer.allow_jobs, offer.deny_jobs, offer.denied_for, offer.priority, offer.closed),
         (offer.jobs, offer.cpu_jobs, offer.ram_held_bytes, offer.cores_held),
+        tuple([(one.base, one.size_bytes, places.get(one.device, -1), one.jobs) for one in offer.processes]),
     )
 
 

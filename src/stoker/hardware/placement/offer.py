@@ -36,6 +36,17 @@ class ResidentBase:
 
 
 @frozen
+class ResidentProcess:
+    """A process in a node's RAM that works for all jobs of one base on one device, or on the CPU; charged once."""
+
+    base: str
+    size_bytes: int
+    device: str
+    """The UUID; empty: it computes on the CPU."""
+    jobs: int
+
+
+@frozen
 class DeviceOffer:
     """One device, and what jobs of ours have of it."""
 
@@ -112,6 +123,9 @@ class Offer:
     cpu_jobs: int = 0
     """Those of `jobs` that hold no device."""
     ram_held_bytes: int = 0
+    """What its jobs were promised together, what they share counted once."""
+    processes: tuple[ResidentProcess, ...] = ()
+    """Those that jobs share."""
     cores_held: int = 0
     is_fake: bool = False
     """Its devices were invented."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from stoker.hardware.placement.fit import Choice
 from stoker.hardware.placement.measured import MeasuredNode
-from stoker.hardware.placement.offer import DeviceOffer, Offer, ResidentBase
+from stoker.hardware.placement.offer import DeviceOffer, Offer, ResidentBase, ResidentProcess
 from stoker.hardware.placement.shape import Shape
 from stoker.model.frozen import changed
 
@@ -122,6 +122,7 @@ class Seat:
 
     __slots__ = (
         "_now",
+        "_processes",
         "allow_jobs",
         "closed",
         "cores",
@@ -157,6 +158,7 @@ class Seat:
         self.slots_held = offered.slots_held
         self.ram_bytes = offered.ram_bytes
         self.ram_held_bytes = offered.ram_held_bytes
+        self._processes = {(one.base, one.size_bytes, one.device): one.jobs for one in offered.processes}
         self.cores = offered.cores
         self.cores_held = offered.cores_held
         self.jobs = offered.jobs
@@ -182,6 +184,8 @@ class Seat:
         self._now = None
         self.jobs += 1
         self.ram_held_bytes += shape.ram_bytes
+        if shape.base_ram_bytes:
+            self._join(shape, self.devices[choice.devices[0].at].uuid if choice.devices else "")
         self.cores_held += shape.cores
         if not self.is_slot_per_device or not choice.devices:
             self.slots_held += 1
@@ -198,6 +202,8 @@ class Seat:
         self._now = None
         self.jobs -= 1
         self.ram_held_bytes -= shape.ram_bytes
+        if shape.base_ram_bytes:
+            self._leave(shape, uuids[0] if uuids else "")
         self.cores_held -= shape.cores
         if not self.is_slot_per_device or not choice.devices:
             self.slots_held -= 1
@@ -210,6 +216,23 @@ class Seat:
             device.give_back(shape, is_shared=one.is_shared)
             if self.is_slot_per_device and not device.jobs:
                 self.slots_held -= 1
+
+    def _join(self, shape: Shape, device: str) -> None:
+        """Count what a job shares in RAM once."""
+        process = (shape.base, shape.base_ram_bytes, device)
+        there = self._processes.get(process, 0)
+        self._processes[process] = there + 1
+        if there:
+            self.ram_held_bytes -= shape.base_ram_bytes
+
+    def _leave(self, shape: Shape, device: str) -> None:
+        process = (shape.base, shape.base_ram_bytes, device)
+        there = self._processes.get(process, 1) - 1
+        if there:
+            self._processes[process] = there
+            self.ram_held_bytes += shape.base_ram_bytes
+        else:
+            self._processes.pop(process, None)
 
     def _device(self, at: int, uuid: str) -> DeviceSeat | None:
         if at < len(self.devices) and self.devices[at].uuid == uuid:
@@ -231,5 +254,9 @@ class Seat:
             jobs=self.jobs,
             cpu_jobs=self.cpu_jobs,
             ram_held_bytes=self.ram_held_bytes,
+            processes=tuple(
+                ResidentProcess(base=base, size_bytes=size_bytes, device=device, jobs=jobs)
+                for (base, size_bytes, device), jobs in sorted(self._processes.items())
+            ),
             cores_held=self.cores_held,
         )

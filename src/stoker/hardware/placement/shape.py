@@ -30,6 +30,8 @@ class Shape:
     may_share: bool
     base: str
     base_bytes: int
+    base_ram_bytes: int
+    """What of its RAM those that share its base hold once: it has to fit as if it were the first, and counts once."""
     words: frozenset[str]
     """Those of its names that lists ask about."""
     allowed_hosts: frozenset[str]
@@ -62,7 +64,7 @@ def shape_of(wanted: WantedJob, *, listed: Iterable[str] | None = None, cost: Co
     names = names_of(wanted)
     keep = names if listed is None else names.intersection(listed)
     takes_devices = asked.wish is not Wish.NEVER
-    has_base = bool(asked.base) and takes_devices
+    has_base = bool(asked.base) and (takes_devices or asked.base_ram_bytes > 0)
     return Shape(
         wish=asked.wish,
         backend=asked.backend if takes_devices else Backend.CUDA,
@@ -73,7 +75,8 @@ def shape_of(wanted: WantedJob, *, listed: Iterable[str] | None = None, cost: Co
         cores=asked.cores,
         may_share=asked.may_share and takes_devices,
         base=asked.base if has_base else "",
-        base_bytes=min(asked.base_bytes // MIB * MIB, asked.vram_bytes) if has_base else 0,
+        base_bytes=min(asked.base_bytes // MIB * MIB, asked.vram_bytes) if has_base and takes_devices else 0,
+        base_ram_bytes=min(asked.base_ram_bytes, asked.ram_bytes) if has_base else 0,
         words=keep,
         allowed_hosts=frozenset(wanted.allowed_hosts),
         preferred_hosts=frozenset(wanted.preferred_hosts),

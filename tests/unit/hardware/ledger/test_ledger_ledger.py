@@ -448,3 +448,37 @@ def test_the_state_tells_who_holds_what_and_who_waits(lab: Lab) -> None:
     assert taken.holders[0].held_s == 60
     assert [(one.ticket.job, one.place) for one in state.waiting] == [("later", 1)]
     assert shared.to_dict()["holders"][0]["budget_bytes"] == gib(6)
+
+
+def test_what_one_process_takes_for_a_company_is_shared_out_among_its_members(lab: Lab) -> None:
+    company = someone(9)
+    asks = [sharing(gib(7 + own), job=f"rank-{own}", base="llama", base_bytes=gib(7)) for own in (1, 1, 2)]
+    members = [lab.ledger.hand_over(held(lab.ledger.reserve(ask)), company) for ask in asks]
+    seen = [lab.ledger.note_measured(one, {"GPU-a": gib(12)}) for one in members]
+    assert [one.measured_bytes for one in seen] == [gib(8) + gib(1) // 4, gib(8) + gib(1) // 4, gib(9) + gib(1) // 2]
+    assert not any(one.is_over for one in seen)
+    assert lab.another().state([CARD]).devices[0].reserved_bytes == gib(12)
+
+
+def test_a_base_that_two_processes_hold_is_measured_for_each_of_them(lab: Lab) -> None:
+    first, second = (
+        lab.ledger.hand_over(
+            held(lab.ledger.reserve(sharing(gib(6), base="llama", base_bytes=gib(4)))), someone(process)
+        )
+        for process in (8, 9)
+    )
+    assert lab.ledger.note_measured(first, {"GPU-a": gib(6)}).measured_bytes == gib(6)
+    assert lab.ledger.note_measured(second, {"GPU-a": gib(7)}).measured_bytes == gib(7)
+
+
+def test_the_state_tells_a_base_once_and_what_each_member_adds(lab: Lab) -> None:
+    for own in (1, 2):
+        ask = sharing(gib(7 + own), job=f"rank-{own}", base="llama", base_bytes=gib(7))
+        lab.ledger.hand_over(held(lab.ledger.reserve(ask)), someone(9))
+        lab.clock.advance(1)
+    told = lab.another().state([CARD]).devices[0].to_dict()
+    assert [one["own_bytes"] for one in told["holders"]] == [gib(1), gib(2)]
+    assert told["bases"] == [
+        {"base": "llama", "base_bytes": gib(7), "holders": 2, "budget_bytes": gib(10), "actual_bytes": None}
+    ]
+    assert told["reserved_bytes"] == gib(10)

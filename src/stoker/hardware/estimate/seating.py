@@ -1,0 +1,120 @@
+"""How many members of a company have room, and what would fit where not even one has. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from stoker.hardware.estimate.company import Company, CompanyEstimate, estimate_company
+from stoker.model.errors import NoRoom
+from stoker.model.frozen import changed, frozen
+from stoker.model.units import format_size
+
+_STEP_TOKENS = 64
+WORDS: Mapping[str, str] = {"adapters": "adapters", "rows": "batch", "sequence": "max_seq_len", "rank": "rank"}
+"""What recipes call a company's numbers."""
+
+Foretell = Callable[[Company], CompanyEstimate]
+"""Gives what a company takes, with whatever is known of the device it is for."""
+
+
+@frozen
+class Room:
+    """What one device, or the machine, has for a company."""
+
+    name: str
+    room_bytes: int
+
+
+@frozen
+class Smaller:
+    """Something that fits, and what it takes."""
+
+    change: str
+    """In the words of whoever asked: `batch=1 (instead of 4)`."""
+    total_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.change} takes {format_size(self.total_bytes)}"
+
+
+def at_once(free_bytes: int, company: Company, foretell: Foretell = estimate_company) -> int:
+    """Give how many of a company's members fit together, none if not even one does."""
+    needs = foretell(company).needs
+    if needs.total_bytes > free_bytes:
+        return 0
+    if needs.member_bytes <= 0:
+        return company.adapters
+    return min(company.adapters, (free_bytes - needs.base_bytes) // needs.member_bytes)
+
+
+def smaller(
+    room_bytes: int, company: Company, foretell: Foretell = estimate_company, words: Mapping[str, str] = WORDS
+) -> tuple[Smaller, ...]:
+    """Give the changes, one number each, that would fit: the largest value of each number that does.
+
+    Where no single one is enough, the same for one adapter alone; at last, the least of everything.
+    """
+    if foretell(company).total_bytes <= room_bytes:
+        return ()
+    for said, start in (("", company), (f"{words['adapters']}=1 ", changed(company, adapters=1))):
+        found = [
+            Smaller(change=f"{said}{words[field]}={value} (instead of {getattr(company, field)})", total_bytes=taken)
+            for field, values in _smaller_values(start).items()
+            for value, taken in _largest_fit(room_bytes, start, foretell, field, values)
+        ]
+        if found:
+            return tuple(found)
+    least = {"adapters": 1, "rows": 1, "sequence": min(company.sequence, _STEP_TOKENS), "rank": 1}
+    taken = foretell(changed(company, **least)).total_bytes
+    if taken > room_bytes:
+        return ()
+    said = " ".join(f"{words[field]}={value}" for field, value in least.items() if getattr(company, field) != value)
+    return (Smaller(change=said, total_bytes=taken),)
+
+
+def no_room(
+    company: Company, rooms: Sequence[Room], foretell: Foretell = estimate_company, words: Mapping[str, str] = WORDS
+) -> NoRoom | None:
+    """Give the error for a company of which no device could ever hold even one member; nothing if one could."""
+    alone = changed(company, adapters=1)
+    told = foretell(alone)
+    largest = max(rooms, key=lambda one: one.room_bytes, default=None)
+    if largest is not None and told.total_bytes <= largest.room_bytes:
+        return None
+    needs = told.needs
+    numbers = (
+        f"one adapter takes {format_size(told.total_bytes)}: {format_size(needs.base_bytes)} for the base and "
+        f"{format_size(needs.member_bytes)} of its own"
+    )
+    if largest is None:
+        return NoRoom(f"{numbers}, and there is no device", hint="stoker doctor shows what is here")
+    has = f"{largest.name} has {format_size(largest.room_bytes)}"
+    fitting = smaller(largest.room_bytes, alone, foretell, words)
+    hint = f"would fit: {'; '.join(map(str, fitting))}" if fitting else "even the base is too large: take a smaller one"
+    most = "" if len(rooms) == 1 else ", the most of any"
+    return NoRoom(
+        f"{numbers}; {has}{most}", hint=hint, needed_bytes=told.total_bytes, devices=[one.name for one in rooms]
+    )
+
+
+def _smaller_values(company: Company) -> dict[str, Sequence[int]]:
+    return {
+        "adapters": range(1, company.adapters),
+        "rows": range(1, company.rows),
+        "sequence": range(_STEP_TOKENS, company.sequence, _STEP_TOKENS),
+        "rank": [2**power for power in range(company.rank.bit_length()) if 2**power < company.rank],
+    }
+
+
+def _largest_fit(
+    room_bytes: int, company: Company, foretell: Foretell, field: str, values: Sequence[int]
+) -> Iterator[tuple[int, int]]:
+    """Give the largest of some values, in order, with which a company fits, and what it takes then."""
+
+    def takes(value: int) -> int:
+        return foretell(changed(company, **{field: value})).total_bytes
+
+    place = bisect_right(values, room_bytes, key=takes)
+    if place:
+        yield values[place - 1], takes(values[place - 1])
