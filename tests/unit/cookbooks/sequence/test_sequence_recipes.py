@@ -199,7 +199,7 @@ def test_what_is_not_installed_is_told_with_the_extra_that_brings_it(monkeypatch
     missing = missing_of([train_cnn])
     assert missing is not None
     assert str(missing) == "sequence/train_cnn needs numpy, torch: not installed"
-    assert missing.hint == "pip install 'stoker[sequence]'"
+    assert missing.hint == f"{sys.executable} -m pip install 'stoker[sequence]'"
 
 
 def test_recipes_are_found_by_their_functions():

@@ -1,0 +1,16 @@
+"""Language: fine-tune causal language models, many adapters over one base at once, or every weight of one.
+
+`COOKBOOK` is looked up on first use, by computed name: a stage's code identity covers the packages that its module
+lies in, and would otherwise take in every recipe and every other stage through this file.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    if name == "COOKBOOK":
+        return import_module(f"{__name__}.cookbook").COOKBOOK
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,138 @@
+"""What the stages of this cookbook ask of the machine: device memory where they compute on a GPU, else its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from stoker.cookbooks.language.bases import FoundBase
+from stoker.cookbooks.language.settings import Dtype
+from stoker.hardware.estimate.company import (
+    IMPORTS_BYTES,
+    Company,
+    CompanyNeeds,
+    Where,
+    company_of_many,
+    estimate_company,
+    steady_base_bytes,
+)
+from stoker.hardware.estimate.seating import Room, no_room
+from stoker.hardware.estimate.shape import ModelShape
+from stoker.hardware.estimate.terms import estimate
+from stoker.hardware.estimate.training import Method, Optimiser, Training, Width
+from stoker.model.errors import NoRoom
+from stoker.model.frozen import changed, frozen
+from stoker.model.resources import GIB
+from stoker.plan.authoring import Needs
+from stoker.plan.surroundings import surroundings
+
+_FULL_STATE_BYTES = 20
+"""Of every weight on the CPU: itself, its gradient, two moments, and a copy of the best so far."""
+
+
+_WORDS = {"adapters": "most", "rows": "batch", "sequence": "max_seq_len", "rank": "rank"}
+"""What this cookbook calls a company's numbers."""
+
+
+@frozen
+class Load:
+    """How much a training has before it at a time."""
+
+    rank: int
+    targets: tuple[str, ...]
+    rows: int
+    tokens: int
+    """Of each row."""
+    dtype: Dtype
+
+
+def width_on(where: Where, dtype: Dtype) -> Width:
+    """Give what is computed in."""
+    if dtype == "auto":
+        return Width.BF16 if where is Where.CUDA else Width.FP32
+    return Width.FP32 if dtype == "float32" else Width.BF16
+
+
+def member_needs(shape: ModelShape, load: Load, where: Where) -> CompanyNeeds:
+    """Give what a base takes once, and one adapter beside it."""
+    return estimate_company(_company(shape, load, where)).needs
+
+
+def placed_needs(shape: ModelShape, load: Load, where: Where) -> CompanyNeeds:
+    """Give the same for machines that are elsewhere: there members of any size have to agree on what the base takes."""
+    company = _company(shape, load, where)
+    found = estimate_company(company).needs
+    return CompanyNeeds(base_bytes=max(steady_base_bytes(company), found.base_bytes), member_bytes=found.member_bytes)
+
+
+def _company(shape: ModelShape, load: Load, where: Where) -> Company:
+    return company_of_many(
+        shape,
+        dtype=width_on(where, load.dtype),
+        rank=load.rank,
+        targets=load.targets,
+        rows=load.rows,
+        sequence=load.tokens,
+        where=where,
+    )
+
+
+def too_large(base: FoundBase, load: Load, rooms: Mapping[str, int]) -> NoRoom | None:
+    """Say why no device could ever hold one adapter over a base, and what would fit; nothing if one could."""
+    company = Company(
+        shape=base.shape,
+        rank=load.rank,
+        targets=load.targets,
+        rows=load.rows,
+        sequence=load.tokens,
+        dtype=width_on(Where.CUDA, load.dtype),
+    )
+    there = [Room(name=name, room_bytes=room_bytes) for name, room_bytes in rooms.items()]
+    return no_room(company, there, words=_WORDS) if there else None
+
+
+def lora_needs(base: FoundBase, load: Load, *, gpus: int, most: int = 0) -> Needs:
+    """Give what an adapter asks: in company the base counts once."""
+    if not gpus:
+        found = member_needs(base.shape, load, Where.CPU)
+        return Needs(memory_gib=found.total_bytes / GIB, base_memory_gib=found.base_bytes / GIB, most=most)
+    company, here = _company(base.shape, load, Where.CUDA), surroundings()
+    remembered = here.remembered(company)
+    found = estimate_company(company, gpu=next(iter(here.rooms()), ""), correction=remembered.correction).needs
+    return Needs(
+        gpu=gpus,
+        vram_gib=found.total_bytes / GIB,
+        base_gib=found.base_bytes / GIB,
+        shares=True,
+        most=most,
+        peaks=remembered.names,
+        foretold_percent=100.0 if remembered.correction is None else remembered.correction.percent,
+    )
+
+
+def sample_needs(base: FoundBase, load: Load, *, gpus: int) -> Needs:
+    """Give what completing prompts asks, one row at a time."""
+    one = changed(load, rows=1)
+    total_gib = member_needs(base.shape, one, Where.CUDA if gpus else Where.CPU).total_bytes / GIB
+    return Needs(gpu=gpus, vram_gib=total_gib, shares=True) if gpus else Needs(memory_gib=total_gib)
+
+
+def full_needs(base: FoundBase, load: Load, *, gpus: int) -> Needs:
+    """Give what a training of every weight asks."""
+    if not gpus:
+        one = member_needs(base.shape, load, Where.CPU)
+        return Needs(memory_gib=(one.total_bytes + base.shape.parameters * _FULL_STATE_BYTES) / GIB)
+    training = Training(
+        shape=base.shape,
+        method=Method.FULL,
+        batch=load.rows,
+        sequence=load.tokens,
+        dtype=Width.FP32,
+        autocast=Width.BF16 if width_on(Where.CUDA, load.dtype) is Width.BF16 else None,
+        optimiser=Optimiser.ADAMW_FUSED,
+    )
+    return Needs(gpu=gpus, vram_gib=estimate(training).total_bytes / GIB, shares=True)
+
+
+def reading_needs(base: FoundBase) -> Needs:
+    """Give what holding a base in memory for a moment asks."""
+    return Needs(memory_gib=(2 * base.size_bytes + IMPORTS_BYTES) / GIB)

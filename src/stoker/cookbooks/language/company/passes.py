@@ -1,0 +1,158 @@
+"""In which passes of the engine members' batches are computed: decided purely, from their shapes alone.
+
+Members of one pass are padded to a common number of rows and a common length. Padding costs, and so does every pass:
+members are put together where that is cheaper. A pass that did not fit into memory halves what a pass may hold; first
+the rows of its members are divided, then its members; a single row that does not fit can't be helped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import groupby
+
+from stoker.model.frozen import frozen
+
+_FINEST = 8
+"""Lengths are padded to a multiple of this at least."""
+
+
+@frozen
+class Shape:
+    """What one member brings to a pass."""
+
+    slot: int
+    rows: int
+    length: int
+
+
+@frozen
+class Pass:
+    """Members that are computed at once, each with so many rows (from `first` on) of so many tokens."""
+
+    slots: tuple[int, ...]
+    first: int
+    rows: int
+    length: int
+
+    @property
+    def tokens(self) -> int:
+        return len(self.slots) * self.rows * self.length
+
+
+@frozen
+class Costs:
+    """What decides how members are put together."""
+
+    pass_tokens: int
+    """A pass costs as much as so many tokens, however small it is."""
+    most_tokens: int | None = None
+    """No pass may hold more; None: no such limit was met."""
+
+
+@frozen
+class Smaller:
+    """Passes may hold no more than so many tokens from here on."""
+
+    most_tokens: int
+    why: str
+
+
+@frozen
+class Hopeless:
+    """Not even one row of this member fits."""
+
+    slot: int
+    why: str
+
+
+def bucket(length: int, most: int, *, is_coarse: bool) -> int:
+    """Give the length that rows are padded to; never above `most` unless they are longer themselves.
+
+    Coarse (a step is compiled or recorded for each length): four lengths between a power of two and the next.
+    """
+    step = max(_FINEST, (1 << (length - 1).bit_length()) // 8) if is_coarse and length > 1 else _FINEST
+    return max(length, min(most, -(-length // step) * step))
+
+
+def plan_passes(shapes: Sequence[Shape], costs: Costs, kept: Mapping[int, Shape] | None = None) -> tuple[Pass, ...]:
+    """Divide members among passes; every row of every member is in exactly one.
+
+    `kept` are places of members that went away: each stays in a pass that has its very shape, so that the others'
+    numbers come from the same kernels as before, bit for bit.
+    """
+    planned = _planned(tuple(shapes), costs)
+    return _with_kept_places(planned, kept) if kept else planned
+
+
+def shrunk(failed: Pass) -> Smaller | Hopeless:
+    """Decide what to do after a pass did not fit into memory."""
+    what = f"{len(failed.slots)} adapters x {failed.rows} rows x {failed.length} tokens did not fit into memory"
+    if len(failed.slots) == 1 and failed.rows == 1:
+        return Hopeless(slot=failed.slots[0], why=what)
+    most = max(failed.length, failed.tokens // 2)
+    return Smaller(most_tokens=most, why=f"{what}: from here on {most} tokens at once")
+
+
+@lru_cache(maxsize=1024)
+def _planned(shapes: tuple[Shape, ...], costs: Costs) -> tuple[Pass, ...]:
+    passes: list[Pass] = []
+    for together in _together(shapes, costs.pass_tokens):
+        rows, length = max(one.rows for one in together), max(one.length for one in together)
+        slots = tuple(sorted(one.slot for one in together))
+        passes += _within(Pass(slots=slots, first=0, rows=rows, length=length), costs.most_tokens)
+    return tuple(passes)
+
+
+def _together(shapes: tuple[Shape, ...], pass_tokens: int) -> list[list[Shape]]:
+    """Put members together so that passes and padding cost least: the best cut of them in order of size."""
+    ordered = sorted(shapes, key=lambda one: (one.length, one.rows, one.slot))
+    alike = [list(group) for _, group in groupby(ordered, key=lambda one: (one.length, one.rows))]
+    # best[i]: the least cost of the first i groups, and where its last pass begins.
+    best: list[tuple[int, int]] = [(0, 0)]
+    for end in range(1, len(alike) + 1):
+        best.append(min(_costs_from(alike, end, best, pass_tokens)))
+    cuts: list[list[Shape]] = []
+    end = len(alike)
+    while end:
+        begin = best[end][1]
+        cuts.append([one for group in alike[begin:end] for one in group])
+        end = begin
+    return cuts
+
+
+def _costs_from(
+    alike: list[list[Shape]], end: int, best: list[tuple[int, int]], pass_tokens: int
+) -> Iterator[tuple[int, int]]:
+    """Give what the first `end` groups cost if their last pass begins here, or there: cost and place."""
+    length = alike[end - 1][0].length
+    members = rows = 0
+    for start in reversed(range(end)):
+        one = alike[start][0]
+        members += len(alike[start])
+        rows = max(rows, one.rows)
+        yield best[start][0] + pass_tokens + members * rows * length, start
+
+
+def _within(whole: Pass, most: int | None) -> list[Pass]:
+    """Divide a pass until it holds no more than it may: rows first, then members."""
+    if most is None or whole.tokens <= most:
+        return [whole]
+    rows = max(1, most // (len(whole.slots) * whole.length))
+    members = len(whole.slots) if rows * len(whole.slots) * whole.length <= most else max(1, most // whole.length)
+    return [
+        Pass(slots=whole.slots[at : at + members], first=first, rows=min(rows, whole.rows - first), length=whole.length)
+        for first in range(0, whole.rows, rows)
+        for at in range(0, len(whole.slots), members)
+    ]
+
+
+def _with_kept_places(passes: tuple[Pass, ...], kept: Mapping[int, Shape]) -> tuple[Pass, ...]:
+    placed = []
+    for one in passes:
+        empty = [slot for slot, was in kept.items() if (was.rows, was.length) == (one.rows, one.length)]
+        # More empty places than members cost more than they are worth.
+        fits = one.first == 0 and 0 < len(empty) <= len(one.slots)
+        slots = tuple(sorted({*one.slots, *empty})) if fits else one.slots
+        placed.append(Pass(slots=slots, first=one.first, rows=one.rows, length=one.length))
+    return tuple(placed)

@@ -1,0 +1,249 @@
+"""One step of a company: members' batches through the engine in as few passes as is wise, and what to do if one fails.
+
+A pass that runs out of memory is divided, and what was gathered for the updates under way is gathered anew; a pass that
+fails otherwise is tried member by member, so that only the one who caused it ends. After an error of the device itself
+nothing in this process can be computed any more: everybody goes on elsewhere, from their checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from stoker.cookbooks.language.company.filling import lay_rows
+from stoker.cookbooks.language.company.member import Member, Update
+from stoker.cookbooks.language.company.passes import Costs, Hopeless, Pass, Shape, plan_passes, shrunk
+from stoker.cookbooks.language.data.batches import MemberRows
+from stoker.cookbooks.language.engine.rows import Result
+from stoker.cookbooks.language.engine.slots import Slots
+from stoker.model.errors import OutOfMemory, ProcessLost, StokerError
+from stoker.model.frozen import changed
+
+_ON_CPU = Costs(pass_tokens=128)
+_ON_GPU = Costs(pass_tokens=4096)
+"""On an H200 a pass that is recorded costs 550 tokens however small it is; the more shapes, the fewer are recorded."""
+_SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """What came of one member's update, read when first asked for."""
+
+    parts: list[tuple[Result, int]] = field(default_factory=list)
+    """Each pass's result, and the member's place in it."""
+    padded_tokens: int = 0
+
+    @property
+    def loss(self) -> float:
+        return sum(result.losses[place] for result, place in self.parts)
+
+    @property
+    def is_finite(self) -> bool:
+        return all(result.finite[place] for result, place in self.parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stepped:
+    """How a step ended, by slot."""
+
+    done: dict[int, Tally]
+    failed: dict[int, Exception]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """Mean losses over the held-out tokens, by slot, and who failed."""
+
+    losses: dict[int, float]
+    failed: dict[int, Exception]
+
+
+class Stepping:
+    """Computes steps; remembers what did not fit, and whose places are kept."""
+
+    def __init__(self, *, is_gpu: bool, tell: Callable[[str], None]) -> None:
+        self._is_gpu = is_gpu
+        self._tell = tell
+        self._costs = _ON_GPU if is_gpu else _ON_CPU
+        self._kept: dict[int, Shape] = {}
+        self._shapes: dict[int, Shape] = {}
+
+    def keep_place(self, slot: int) -> None:
+        """Go on showing nothing to a slot whose member failed, so that the others' passes have the shape they had."""
+        if slot in self._shapes:
+            self._kept[slot] = self._shapes[slot]
+
+    def take_place(self, slot: int) -> None:
+        """A slot has a member again, or is no longer to be shown anything."""
+        self._kept.pop(slot, None)
+        self._shapes.pop(slot, None)
+
+    def train(self, slots: Slots, members: Mapping[int, Member]) -> Stepped:
+        """Make one update of each member."""
+        failed: dict[int, Exception] = {}
+        pending: dict[int, tuple[Member, Update]] = {}
+        for slot, member in members.items():
+            try:
+                pending[slot] = (member, member.look_ahead())
+            except Exception as error:  # noqa: BLE001 - its data are its own business
+                failed[slot] = error
+        done: dict[int, Tally] = {}
+        singly = False
+        while pending:
+            try:
+                done |= self._gather(slots, pending, singly=singly)
+            except _PassFailed as failure:
+                done |= failure.done
+                pending = {slot: one for slot, one in pending.items() if slot not in failure.done}
+                slots.forget(tuple(pending))
+                singly = self._recover(failure, pending, failed) or singly
+            else:
+                break
+        return Stepped(done=done, failed=failed)
+
+    def evaluate(self, slots: Slots, members: Mapping[int, Member]) -> Evaluated:
+        """Give each member's mean loss over what was held out of its data."""
+        failed: dict[int, Exception] = {}
+        pending = dict(members)
+        losses: dict[int, float] = {}
+        singly = False
+        while pending:
+            try:
+                losses = self._score(slots, pending, singly=singly)
+            except _PassFailed as failure:
+                singly = self._recover(failure, pending, failed) or singly
+            else:
+                break
+        return Evaluated(losses={slot: losses[slot] for slot in pending}, failed=failed)
+
+    def _gather(self, slots: Slots, pending: Mapping[int, tuple[Member, Update]], *, singly: bool) -> dict[int, Tally]:
+        tallies = {slot: Tally() for slot in pending}
+        updated: set[int] = set()
+        for number in range(max(len(update.batches) for _, update in pending.values())):
+            batches = {slot: u.batches[number] for slot, (_, u) in pending.items() if number < len(u.batches)}
+            passes = self._passes({slot: pending[slot][0] for slot in batches}, batches, singly=singly)
+            last_of = {slot: at for at, one in enumerate(passes) for slot in one.slots}
+            for at, one in enumerate(passes):
+                closes = {
+                    slot
+                    for slot in one.slots
+                    if slot in batches and last_of[slot] == at and number + 1 == len(pending[slot][1].batches)
+                }
+                try:
+                    result = self._show(slots, one, batches, pending, closes)
+                except Exception as error:
+                    if isinstance(error, StokerError):
+                        raise
+                    done = {slot: tallies[slot] for slot in updated}
+                    raise _PassFailed(one, error, done) from error
+                for place, slot in enumerate(one.slots):
+                    if slot in batches:
+                        tallies[slot].parts.append((result, place))
+                        tallies[slot].padded_tokens += one.rows * one.length
+                updated |= closes
+        return tallies
+
+    def _show(
+        self,
+        slots: Slots,
+        one: Pass,
+        batches: Mapping[int, MemberRows],
+        pending: Mapping[int, tuple[Member, Update]],
+        closes: set[int],
+    ) -> Result:
+        nobody: tuple[Any, Any] = (None, None)
+        who = [pending.get(slot, nobody) if slot in batches else nobody for slot in one.slots]
+        denominators = [float(update.supervised) if update else 0.0 for _, update in who]
+        rows = lay_rows(one, {slot: batches[slot] for slot in one.slots if slot in batches}, denominators)
+        rates = [member.rate if member else 0.0 for member, _ in who]
+        return slots.step(rows, update=[slot in closes for slot in one.slots], rates=rates)
+
+    def _score(self, slots: Slots, pending: Mapping[int, Member], *, singly: bool) -> dict[int, float]:
+        sums, counts = dict.fromkeys(pending, 0.0), dict.fromkeys(pending, 0)
+        for number in range(max(len(member.held_out) for member in pending.values())):
+            batches = {slot: m.held_out[number] for slot, m in pending.items() if number < len(m.held_out)}
+            for one in self._passes({slot: pending[slot] for slot in batches}, batches, singly=singly, keeps=False):
+                rows = lay_rows(one, {slot: batches[slot] for slot in one.slots}, [0.0] * len(one.slots))
+                try:
+                    losses, tokens = slots.losses(rows)
+                except Exception as error:
+                    if isinstance(error, StokerError):
+                        raise
+                    raise _PassFailed(one, error, {}) from error
+                for place, slot in enumerate(one.slots):
+                    sums[slot] += losses[place]
+                    counts[slot] += tokens[place]
+        return {slot: sums[slot] / max(1, counts[slot]) for slot in pending}
+
+    def _passes(
+        self,
+        members: Mapping[int, Member],
+        batches: Mapping[int, MemberRows],
+        *,
+        singly: bool,
+        keeps: bool = True,
+    ) -> tuple[Pass, ...]:
+        shapes = [member.shape_of(batches[slot], is_coarse=self._is_gpu) for slot, member in members.items()]
+        if singly:
+            return tuple(one for shape in shapes for one in plan_passes([shape], self._costs))
+        if not keeps:
+            return plan_passes(shapes, self._costs)
+        passes = plan_passes(shapes, self._costs, self._kept)
+        for one in passes:
+            padded = Shape(slot=-1, rows=one.rows, length=one.length)
+            self._shapes.update(dict.fromkeys((slot for slot in one.slots if slot in batches), padded))
+        return passes
+
+    def _recover(self, failure: _PassFailed, pending: dict[int, Any], failed: dict[int, Exception]) -> bool:
+        """Make the next try likelier to succeed; says whether members are to be tried one by one."""
+        one, error = failure.one, failure.error
+        live = tuple(slot for slot in one.slots if slot in pending)
+        self._kept.clear()
+        if not is_out_of_memory(error):
+            if _is_broken(error):
+                raise ProcessLost(f"the device no longer answers: {str(error).splitlines()[0]}") from error
+            if len(live) > 1:
+                return True
+            for slot in live:
+                pending.pop(slot)
+                failed[slot] = error
+            return False
+        self._let_go(error)
+        verdict = shrunk(Pass(slots=live, first=one.first, rows=one.rows, length=one.length))
+        if isinstance(verdict, Hopeless):
+            pending.pop(verdict.slot)
+            failed[verdict.slot] = OutOfMemory(verdict.why, hint="fewer tokens a row (max_seq_len), or a smaller rank")
+        else:
+            self._costs = changed(self._costs, most_tokens=verdict.most_tokens)
+            self._tell(verdict.why)
+        return False
+
+    def _let_go(self, error: BaseException) -> None:
+        # The frames of the pass that failed hold its activations.
+        error.__traceback__ = None
+        if self._is_gpu:
+            torch.cuda.empty_cache()
+
+
+class _PassFailed(Exception):
+    """A pass raised. Whoever was updated before it, is."""
+
+    def __init__(self, one: Pass, error: Exception, done: dict[int, Tally]) -> None:
+        super().__init__(str(error))
+        self.one = one
+        self.error = error
+        self.done = done
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell a lack of memory, on a device or in the machine, from all else."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+
+
+def _is_broken(error: BaseException) -> bool:
+    return isinstance(error, RuntimeError) and "CUDA error" in str(error)

@@ -1,0 +1,1 @@
+"""From a user's text to rows of tokens: reading, chat templates, masks, packing, and a cursor for each member."""

@@ -1,0 +1,178 @@
+"""Rows of tokens for one member, batch after batch: shuffled by seed and epoch, and resumable anywhere.
+
+Which examples share a row is settled once, by the seed, so that every epoch has the same number of batches; the order
+of the rows is drawn anew for each epoch. The same seed gives the same batches on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from stoker.cookbooks.language.data.examples import ExampleSet, Ints
+from stoker.cookbooks.language.data.packing import pack
+from stoker.cookbooks.language.data.shuffling import drawn_order
+from stoker.model.frozen import frozen
+
+IGNORED: Final = -100
+"""The label of a token whose successor is not learned."""
+
+
+@frozen
+class Position:
+    """Where a cursor stands: before this batch of this epoch, both from 0."""
+
+    epoch: int = 0
+    batch: int = 0
+
+
+@frozen
+class MemberRows:
+    """Some rows of one member, as wide as the longest of them."""
+
+    tokens: Ints
+    """`[rows, T]`, filled up with the padding token."""
+    labels: Ints
+    """`[rows, T]`: the token after each, or `IGNORED`; never one of another example."""
+    segments: npt.NDArray[np.int32] | None
+    """`[rows, T]`: which example of its row a token belongs to, from 0; padding is one more. None: one each."""
+    supervised: int
+    """Labels that count."""
+    tokens_used: int
+    """Tokens that are no padding."""
+    epoch: int = 0
+    """From 0."""
+    ends_epoch: bool = False
+
+
+class Cursor:
+    """The batches of one member, from a position on, without end."""
+
+    def __init__(
+        self,
+        examples: ExampleSet,
+        *,
+        row_tokens: int,
+        batch: int,
+        seed: int,
+        is_packed: bool = False,
+        at: Position = Position(),  # noqa: B008 - frozen
+    ) -> None:
+        if batch < 1:
+            message = f"a batch has one row at least, not {batch}"
+            raise ValueError(message)
+        self._examples = examples
+        self._batch = batch
+        self._seed = seed
+        kept = examples.kept
+        if not len(kept):
+            message = "there are no examples to train on"
+            raise ValueError(message)
+        shuffled = kept[drawn_order(seed, 0, len(kept))] if is_packed else kept
+        self._rows = _rows(examples, shuffled, row_tokens, is_packed=is_packed)
+        self._is_packed = is_packed
+        self._at = at
+        self._epoch = -1
+        self._turns: Ints = np.empty(0, dtype=np.int64)
+        if not 0 <= at.batch < self.batches_per_epoch or at.epoch < 0:
+            message = f"an epoch has {self.batches_per_epoch} batches, so {at} is in none"
+            raise ValueError(message)
+
+    @property
+    def position(self) -> Position:
+        """Where to go on from; what `next` gives follows from it alone."""
+        return self._at
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return -(-len(self._rows) // self._batch)
+
+    def next(self) -> MemberRows:
+        """Give the next batch: never of two epochs, so that the last one of an epoch may have fewer rows."""
+        at = self._at
+        if at.epoch != self._epoch:
+            self._epoch, self._turns = at.epoch, drawn_order(self._seed, at.epoch + 1, len(self._rows))
+        turns = self._turns[at.batch * self._batch : (at.batch + 1) * self._batch]
+        is_last = at.batch + 1 == self.batches_per_epoch
+        self._at = Position(epoch=at.epoch + 1) if is_last else Position(epoch=at.epoch, batch=at.batch + 1)
+        rows = [self._rows[turn] for turn in turns]
+        return _laid(self._examples, rows, is_packed=self._is_packed, epoch=at.epoch, ends_epoch=is_last)
+
+
+def evaluation_rows(examples: ExampleSet, *, row_tokens: int, batch: int, is_packed: bool = False) -> list[MemberRows]:
+    """Give the held-out examples as batches, always the same and in the same order; none if nothing is held out."""
+    return list(_evaluation(examples, row_tokens, batch, is_packed=is_packed))
+
+
+def widened(rows: MemberRows, width: int, *, pad: int) -> MemberRows:
+    """Give the same rows filled up to a width."""
+    more = width - rows.tokens.shape[1]
+    if more < 0:
+        message = f"rows of {rows.tokens.shape[1]} tokens do not go into {width}"
+        raise ValueError(message)
+    if not more:
+        return rows
+    segments = rows.segments
+    if segments is not None:
+        # A number that no example of any row has, so that what fills a row is seen by none.
+        filler = np.full((len(segments), more), segments.max() + 1, dtype=np.int32)
+        segments = np.concatenate([segments, filler], axis=1)
+    return MemberRows(
+        tokens=np.pad(rows.tokens, ((0, 0), (0, more)), constant_values=pad),
+        labels=np.pad(rows.labels, ((0, 0), (0, more)), constant_values=IGNORED),
+        segments=segments,
+        supervised=rows.supervised,
+        tokens_used=rows.tokens_used,
+        epoch=rows.epoch,
+        ends_epoch=rows.ends_epoch,
+    )
+
+
+def _evaluation(examples: ExampleSet, row_tokens: int, batch: int, *, is_packed: bool) -> Iterator[MemberRows]:
+    rows = _rows(examples, examples.held_out, row_tokens, is_packed=is_packed)
+    for first in range(0, len(rows), batch):
+        yield _laid(examples, rows[first : first + batch], is_packed=is_packed)
+
+
+def _rows(examples: ExampleSet, numbers: Ints, row_tokens: int, *, is_packed: bool) -> list[Ints]:
+    """Give the numbers of the examples in each row."""
+    lengths = examples.lengths[numbers]
+    if not is_packed:
+        if len(lengths) and lengths.max() > row_tokens:
+            message = f"an example of {lengths.max()} tokens does not go into a row of {row_tokens}"
+            raise ValueError(message)
+        return list(numbers[:, None])
+    return [numbers[places] for places in pack(lengths.tolist(), row_tokens)]
+
+
+def _laid(
+    examples: ExampleSet, rows: Sequence[Ints], *, is_packed: bool, epoch: int = 0, ends_epoch: bool = False
+) -> MemberRows:
+    starts = examples.starts
+    used = [int((starts[row + 1] - starts[row]).sum()) for row in rows]
+    size = len(rows), max(used)
+    tokens = np.full(size, examples.facts["pad"], dtype=np.int64)
+    labels = np.full(size, IGNORED, dtype=np.int64)
+    segments = np.zeros(size, dtype=np.int32)
+    for number, row in enumerate(rows):
+        begin = 0
+        for segment, example in enumerate(row):
+            ids, trained = examples.example(int(example))
+            end = begin + len(ids)
+            tokens[number, begin:end] = ids
+            labels[number, begin : end - 1] = np.where(trained[1:], ids[1:], IGNORED)
+            segments[number, begin:end] = segment
+            begin = end
+        segments[number, begin:] = len(row)
+    return MemberRows(
+        tokens=tokens,
+        labels=labels,
+        segments=segments if is_packed else None,
+        supervised=int((labels != IGNORED).sum()),
+        tokens_used=sum(used),
+        epoch=epoch,
+        ends_epoch=ends_epoch,
+    )

@@ -1,0 +1,289 @@
+"""A user's examples out of a file: JSONL of three forms, or plain text.
+
+    {"text": …}                          learned as a whole
+    {"prompt": …, "completion": …}       the completion is learned
+    {"messages": [{"role", "content"}]}  the assistant's messages are learned
+
+Further keys are left alone. Read line by line as the bytes of a stranger: a line is bounded, and whatever is wrong is
+kept with its place, so that a user sees all of it at once. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Literal
+
+from stoker.model.frozen import frozen
+from stoker.plan.authoring import StageInputError
+
+Form = Literal["text", "completion", "messages"]
+Layout = Literal["jsonl", "text"]
+
+ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+LONGEST_LINE_BYTES: Final = 16 * 1024 * 1024
+_MOST_FAULTS = 20
+_MOST_MESSAGES = 2000
+"""Of one conversation: a template writes it anew up to each answer, which takes seconds here and hours far beyond."""
+_FORMS = 'such as {"text": …}, {"prompt": …, "completion": …} or {"messages": […]}'
+_PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_WIDE = (b"\xff\xfe", b"\xfe\xff")
+_BOM = b"\xef\xbb\xbf"
+_HALF = re.compile("[\ud800-\udfff]")
+
+
+@frozen
+class Message:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
+@frozen
+class Line:
+    """One example as it was written."""
+
+    number: int
+    """Of its line in the file, from 1."""
+    form: Form
+    text: str = ""
+    """The text, or the prompt."""
+    completion: str = ""
+    messages: tuple[Message, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing in it that could be learned."""
+        if self.form == "messages":
+            return not any(one.content.strip() for one in self.messages if one.role == "assistant")
+        return not (self.completion if self.form == "completion" else self.text).strip()
+
+
+class BadLine(ValueError):
+    """What is wrong with one line, in words."""
+
+
+class LineFaults:
+    """What is wrong with the lines of one file: the first of them, and how many there are."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._kept: list[str] = []
+        self._count = 0
+
+    def __bool__(self) -> bool:
+        return self._count > 0
+
+    def note(self, number: int, message: str) -> None:
+        """Write down what is wrong with a line."""
+        self._count += 1
+        if len(self._kept) < _MOST_FAULTS:
+            self._kept.append(f"{self._name}:{number}: {message}")
+
+    def refuse(self) -> None:
+        """Raise what was noted, if anything was."""
+        if not self._count:
+            return
+        more = self._count - len(self._kept)
+        lines = [*self._kept, f"and {more:,} more lines like these"] if more else self._kept
+        told = [] if self._count == 1 else [f"{self._count:,} lines of {self._name} are no examples:"]
+        hint = f"one JSON object on each line, {_FORMS}"
+        raise StageInputError("\n".join([*told, *lines]), hint=hint, count=self._count, lines=list(self._kept))
+
+
+def read_lines(path: Path, layout: Layout, faults: LineFaults) -> Iterator[Line]:
+    """Read a file's examples in order; what is wrong is noted, and reading goes on.
+
+    Raises `StageInputError` if the file as a whole can't be what it should be.
+    """
+    try:
+        with path.open("rb") as file:
+            _refuse_other_files(path.name, file)
+            yield from _lines(file, layout, faults)
+    except OSError as error:
+        raise StageInputError(f"{path.name} can't be read: {error.strerror}") from error
+
+
+def read_texts(texts: Iterable[str]) -> Iterator[Line]:
+    """Read lines that are known to be right."""
+    for number, text in enumerate(texts, start=1):
+        yield _example(number, json.loads(text))
+
+
+def _refuse_other_files(name: str, file: BinaryIO) -> None:
+    head = file.read(8)
+    file.seek(len(_BOM) if head.startswith(_BOM) else 0)
+    if not head:
+        raise StageInputError(f"{name} is empty", hint=f"one JSON object on each line, {_FORMS}")
+    for magic, what in _PACKED.items():
+        if head.startswith(magic):
+            raise StageInputError(f"{name} is {what}-compressed", hint="unpack it first")
+    if head.startswith(b"PAR1"):
+        raise StageInputError(f"{name} is a Parquet file", hint=f"write it as JSONL, {_FORMS}")
+    if head.startswith(_WIDE):
+        raise StageInputError(f"{name} is UTF-16", hint="save it as UTF-8")
+
+
+def _lines(file: BinaryIO, layout: Layout, faults: LineFaults) -> Iterator[Line]:
+    found = (_json_line(number, raw) for number, raw in _raw_lines(file)) if layout == "jsonl" else _paragraphs(file)
+    for one in found:
+        if isinstance(one, Line):
+            yield one
+        elif one is not None:
+            faults.note(*one)
+
+
+def _raw_lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
+    """Give every line and its number; None for one that is too long, which is passed over piece by piece."""
+    number = 0
+    while raw := file.readline(LONGEST_LINE_BYTES + 1):
+        number += 1
+        is_whole = raw.endswith(b"\n") or len(raw) <= LONGEST_LINE_BYTES
+        yield number, raw if is_whole else None
+        while not is_whole and (rest := file.readline(LONGEST_LINE_BYTES)):
+            is_whole = rest.endswith(b"\n")
+
+
+def _json_line(number: int, raw: bytes | None) -> Line | tuple[int, str] | None:
+    """Read one line: an example, what is wrong with it, or nothing where there is nothing."""
+    try:
+        text = _decoded(raw)
+        return _example(number, _parsed(text)) if text.strip() else None
+    except ValueError as error:
+        # Not ours alone: a number of very many digits is refused by Python itself.
+        return number, str(error)
+
+
+def _paragraphs(file: BinaryIO) -> Iterator[Line | tuple[int, str]]:
+    """Give what stands between empty lines, each with the number of its first line."""
+    kept: list[str] = []
+    first = size = 0
+    for number, raw in _raw_lines(file):
+        try:
+            text = _whole_text(_decoded(raw), "it")
+            size += len(text)
+            if size > LONGEST_LINE_BYTES:
+                raise BadLine(f"a paragraph is longer than {LONGEST_LINE_BYTES >> 20} MiB")
+        except ValueError as error:
+            yield number, str(error)
+            kept, size = [], 0
+            continue
+        if text.strip():
+            first = first if kept else number
+            kept.append(text)
+        elif kept:
+            yield Line(number=first, form="text", text="".join(kept).strip())
+            kept, size = [], 0
+    if kept:
+        yield Line(number=first, form="text", text="".join(kept).strip())
+
+
+def _decoded(raw: bytes | None) -> str:
+    if raw is None:
+        raise BadLine(f"longer than {LONGEST_LINE_BYTES >> 20} MiB")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise BadLine(f"byte {error.start + 1} is not UTF-8") from None
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        value = _DECODER.decode(text)
+    except json.JSONDecodeError as error:
+        raise BadLine(f"no JSON: {error.msg} at character {error.pos + 1}") from None
+    except RecursionError:
+        raise BadLine("nested too deeply") from None
+    if not isinstance(value, dict):
+        raise BadLine(f"{_named(value)}, not an object {_FORMS}")
+    return value
+
+
+def _example(number: int, value: dict[str, Any]) -> Line:
+    said = [
+        form for form, key in (("text", "text"), ("completion", "completion"), ("messages", "messages")) if key in value
+    ]
+    if len(said) > 1:
+        raise BadLine(f"it has {' and '.join(said)}: which is meant?")
+    if said == ["text"]:
+        return Line(number=number, form="text", text=_text(value, "text"))
+    if said == ["completion"] or "prompt" in value:
+        return Line(
+            number=number, form="completion", text=_text(value, "prompt"), completion=_text(value, "completion")
+        )
+    if said == ["messages"]:
+        return Line(number=number, form="messages", messages=_messages(value["messages"]))
+    keys = ", ".join(sorted(repr(key[:40]) for key in list(value)[:5]))
+    raise BadLine(f"it has {f'only {keys}' if keys else 'no keys'}; wanted is an object {_FORMS}")
+
+
+def _messages(value: Any) -> tuple[Message, ...]:
+    if not isinstance(value, list) or not value:
+        raise BadLine(f"messages is {_named(value) if value != [] else 'an empty list'}, not a list of messages")
+    if len(value) > _MOST_MESSAGES:
+        raise BadLine(f"{len(value):,} messages, and {_MOST_MESSAGES:,} are the most")
+    messages = tuple(_message(place, one) for place, one in enumerate(value, start=1))
+    if not any(one.role == "assistant" for one in messages):
+        raise BadLine("no message is the assistant's, so there is nothing to learn")
+    return messages
+
+
+def _message(place: int, value: Any) -> Message:
+    where = f"message {place}"
+    if not isinstance(value, dict):
+        raise BadLine(f"{where} is {_named(value)}, not an object with role and content")
+    role = value.get("role")
+    if role not in ROLES:
+        said = f"its role is {role[:40]!r}" if isinstance(role, str) else "it has no role"
+        raise BadLine(f"{where}: {said}, and known are {', '.join(ROLES)}")
+    content = value.get("content")
+    if isinstance(content, list) and all(isinstance(one, dict) and one.get("type") == "text" for one in content):
+        content = "".join(_text(one, "text", where) for one in content)
+    return Message(role=role, content=_text({"content": content}, "content", where))
+
+
+def _text(value: dict[str, Any], key: str, where: str = "") -> str:
+    found = value.get(key)
+    place = f"{where}: {key}" if where else key
+    if not isinstance(found, str):
+        raise BadLine(f"{place} is {_named(found)}, not a text" if key in value else f"it has no {key}")
+    return _whole_text(found, place)
+
+
+def _whole_text(text: str, place: str) -> str:
+    if "\0" in text:
+        raise BadLine(f"{place} holds a NUL character")
+    if _HALF.search(text):
+        raise BadLine(f"{place} holds half a character (a lone surrogate)")
+    return text
+
+
+def _named(value: Any) -> str:
+    names = {
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        str: "a text",
+        list: "a list",
+        dict: "an object",
+    }
+    return "null" if value is None else names.get(type(value), "something else")
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise BadLine(f"it has {twice[:40]!r} twice")
+    return made
+
+
+def _refuse_constant(name: str) -> Any:
+    raise BadLine(f"no JSON: {name}")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_refuse_constant)

@@ -1,0 +1,81 @@
+"""A whole model on disk: weights read into one map by name, and written as the hub lays them out, with what goes along.
+
+The same weights give the same bytes.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from stoker.cookbooks.language.bases import CONFIG, FoundBase, read_base
+from stoker.cookbooks.language.safetensors_header import INDEX, SINGLE
+from stoker.model import json_text
+from stoker.model.errors import BadInput
+
+SHARD_BYTES = 5 * 10**9
+"""The largest file of weights, as the hub has them."""
+
+
+def read_weights(base: FoundBase) -> dict[str, Tensor]:
+    """Read every weight of a base, as it lies there. Raises `BadInput` if a file is damaged."""
+    weights: dict[str, Tensor] = {}
+    for name in base.weight_files:
+        try:
+            weights |= load_file(base.folder / name)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise BadInput(
+                f"{base.folder / name} can't be read: {error}", hint="stoker fetch brings it again"
+            ) from error
+    return weights
+
+
+def write_model(folder: Path, base: FoundBase, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    """Write a model that is a base with other weights: its config and tokenizer go along."""
+    for name in base.files:
+        if name not in (*base.weight_files, INDEX, CONFIG):
+            shutil.copyfile(base.folder / name, folder / name)
+    kept = {"torch_dtype", "dtype"} & base.config.keys() or {"torch_dtype"}
+    config = {**base.config, **dict.fromkeys(kept, str(dtype).removeprefix("torch."))}
+    (folder / CONFIG).write_text(json_text.dumps(config, indent=2) + "\n", encoding="utf-8", newline="")
+    shards = list(_shards(weights, dtype))
+    if len(shards) == 1:
+        _save(shards[0], folder / SINGLE, weights, dtype)
+        return
+    weight_map: dict[str, str] = {}
+    for number, names in enumerate(shards, 1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        _save(names, folder / file, weights, dtype)
+        weight_map |= dict.fromkeys(names, file)
+    size_bytes = sum(one.numel() for one in weights.values()) * dtype.itemsize
+    index = {"metadata": {"total_size": size_bytes}, "weight_map": dict(sorted(weight_map.items()))}
+    (folder / INDEX).write_text(json_text.dumps(index, indent=2) + "\n", encoding="utf-8", newline="")
+
+
+def base_at(folder: str, name: str) -> FoundBase:
+    """Give the base in a folder."""
+    return read_base(Path(folder), name=name)
+
+
+def _shards(weights: Mapping[str, Tensor], dtype: torch.dtype) -> Iterable[list[str]]:
+    names: list[str] = []
+    size_bytes = 0
+    for name in sorted(weights):
+        own_bytes = weights[name].numel() * dtype.itemsize
+        if names and size_bytes + own_bytes > SHARD_BYTES:
+            yield names
+            names, size_bytes = [], 0
+        names.append(name)
+        size_bytes += own_bytes
+    yield names
+
+
+def _save(names: list[str], file: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    tensors = {name: weights[name].detach().to("cpu", dtype).contiguous() for name in names}
+    save_file(tensors, file, metadata={"format": "pt"})

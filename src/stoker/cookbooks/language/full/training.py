@@ -1,0 +1,222 @@
+"""The training of every weight, update by update: what a company does for many adapters, for one whole model.
+
+Weights, gradients and moments are kept in 32 bits; on a GPU products may be computed in bfloat16. From one seed, on a
+CPU with one number of threads, it gives the same bits every time, however often it was interrupted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stoker.cookbooks.language.company.judging import is_evaluation_due, judge, should_stop
+from stoker.cookbooks.language.company.keeping import keep, recall
+from stoker.cookbooks.language.company.member import Member
+from stoker.cookbooks.language.company.pacing import is_checkpoint_due, is_report_due
+from stoker.cookbooks.language.data.batches import MemberRows
+from stoker.cookbooks.language.engine.shapes import Shape
+from stoker.cookbooks.language.full.network import Network, batch_of
+from stoker.model.clock import Clock
+from stoker.model.errors import StageDiverged
+
+Wrote = Callable[[str, dict[str, Tensor]], None]
+"""Called with the name of a folder that the user asked for (`epoch-2`, `best`) and the weights of that moment."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Trained:
+    """What a training gave."""
+
+    weights: dict[str, Tensor]
+    kept: int
+    """The update after which they were so."""
+
+
+class FullTraining:
+    """One training of one model."""
+
+    def __init__(
+        self,
+        member: Member,
+        shape: Shape,
+        weights: dict[str, Tensor],
+        *,
+        device: str,
+        dtype: str,
+        clock: Clock,
+    ) -> None:
+        """Take weights over: they are moved, and changed in place."""
+        self._member = member
+        self._device = device
+        self._clock = clock
+        tied = {"lm_head.weight"} if shape.model.is_tied else set()
+        self._weights = {
+            name: one.to(device, torch.float32).requires_grad_() for name, one in weights.items() if name not in tied
+        }
+        self._network = Network(shape, self._weights, device=device, longest=member.args.max_seq_len)
+        groups = [
+            # As everywhere: what scales or shifts is not pulled to zero.
+            {
+                "params": [one for one in self._weights.values() if one.ndim > 1],
+                "weight_decay": member.args.weight_decay,
+            },
+            {"params": [one for one in self._weights.values() if one.ndim <= 1], "weight_decay": 0.0},
+        ]
+        self._optimiser = torch.optim.AdamW(groups, lr=member.args.lr, fused=device != "cpu")
+        self._narrow = dtype == "bfloat16"
+        self._best: dict[str, Tensor] | None = None
+
+    def run(self, write_folder: Wrote) -> Trained:
+        """Train to the end, from where an earlier attempt kept its state."""
+        member, job = self._member, self._member.seat.job
+        self._go_on()
+        kept_s = reported_s = self._clock.monotonic_s()
+        kept_update, keeping_s, tokens = member.update, 0.0, 0
+        while member.update < member.updates:
+            job.check()
+            if member.update == 0 and member.held_out:
+                member.before = self._judge()
+            tokens += self._learn()
+            is_judged = bool(member.held_out) and is_evaluation_due(
+                member.update, updates=member.updates, per_epoch=member.per_epoch, every=member.args.eval_every
+            )
+            is_better = is_judged and self._take_in(self._judge())
+            stops = is_judged and should_stop(member.judged, member.args.patience)
+            ends = stops or member.update >= member.updates
+            now_s = self._clock.monotonic_s()
+            if is_report_due(now_s - reported_s, is_special=is_judged or ends or member.update == 1):
+                self._report(tokens / max(1e-9, now_s - reported_s), is_judged=is_judged, ends=ends)
+                reported_s, tokens = now_s, 0
+            for name in _folders(member, is_better=is_better):
+                write_folder(name, self._weights)
+            if stops and member.update < member.updates:
+                self._note(
+                    f"Stopped after update {member.update} of {member.updates}: "
+                    f"{member.judged.worse_in_a_row} evaluations in a row were no better."
+                )
+            if ends:
+                break
+            since_s = self._clock.monotonic_s() - kept_s
+            every = member.args.checkpoint_every
+            if is_checkpoint_due(member.update - kept_update, every=every, since_s=since_s, cost_s=keeping_s):
+                begun_s = self._clock.monotonic_s()
+                self._keep()
+                kept_s, kept_update = self._clock.monotonic_s(), member.update
+                keeping_s = kept_s - begun_s
+        if member.args.keep == "best" and self._best is not None:
+            return Trained(weights=self._best, kept=member.judged.best_update)
+        return Trained(weights=self._weights, kept=member.update)
+
+    def _learn(self) -> int:
+        """Make one update; give how many tokens it saw."""
+        member = self._member
+        update, rate = member.look_ahead(), member.rate
+        self._optimiser.zero_grad(set_to_none=True)
+        total = 0.0
+        for rows in update.batches:
+            loss = self._loss(rows) / max(1, update.supervised)
+            loss.backward()
+            total += float(loss.detach())
+        parameters = list(self._weights.values())
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, member.args.clip or math.inf))
+        if not (math.isfinite(total) and math.isfinite(norm)):
+            raise StageDiverged(
+                f"loss is {total}, its gradient {norm}, at step {member.update + 1}",
+                hint="lower the learning rate",
+                metric="loss",
+                step=member.update + 1,
+            )
+        for group in self._optimiser.param_groups:
+            group["lr"] = rate
+        self._optimiser.step()
+        member.updated()
+        member.curve.note_update(member.update, loss=total, tokens=update.supervised, lr=rate)
+        return update.tokens
+
+    def _judge(self) -> float:
+        """Give the mean loss over what is held out."""
+        total, count = 0.0, 0
+        with torch.no_grad():
+            for rows in self._member.held_out:
+                total += float(self._loss(rows))
+                count += rows.supervised
+        return total / max(1, count)
+
+    def _take_in(self, loss: float) -> bool:
+        """Note an evaluation; says whether it is the best so far, whose weights are kept."""
+        member = self._member
+        if not math.isfinite(loss):
+            raise StageDiverged(
+                f"eval_loss is {loss} at step {member.update}",
+                hint="lower the learning rate",
+                metric="eval_loss",
+                step=member.update,
+            )
+        member.curve.note_evaluation(member.update, loss=loss, lr=member.last_rate)
+        member.judged = judge(member.judged, loss, update=member.update, epoch=member.epoch)
+        if member.judged.best_update != member.update:
+            return False
+        if member.args.keep == "best":
+            self._best = {name: one.detach().to("cpu", copy=True) for name, one in self._weights.items()}
+        return True
+
+    def _loss(self, rows: MemberRows) -> Tensor:
+        segments = None if rows.segments is None else torch.from_numpy(rows.segments)
+        batch = batch_of(torch.from_numpy(rows.tokens), torch.from_numpy(rows.labels), segments, self._device)
+        with self._width():
+            return self._network.loss_sum(batch)
+
+    def _width(self) -> AbstractContextManager[Any]:
+        if not self._narrow:
+            return nullcontext()
+        context: AbstractContextManager[Any] = torch.autocast(self._device, dtype=torch.bfloat16)
+        return context
+
+    def _report(self, tokens_per_s: float, *, is_judged: bool, ends: bool) -> None:
+        member = self._member
+        metrics = {"loss": member.curve.last_loss or 0.0, "lr": member.last_rate, "tokens_per_s": tokens_per_s}
+        if is_judged and member.judged.last is not None:
+            metrics["eval_loss"] = member.judged.last
+        if ends and self._device != "cpu":
+            metrics["peak_bytes"] = float(torch.cuda.max_memory_reserved())
+        member.seat.job.step(member.update, of=member.updates, **metrics)
+
+    def _note(self, text: str) -> None:
+        self._member.notes.append(text)
+        self._member.seat.job.log(text)
+
+    def _keep(self) -> None:
+        member = self._member
+        state = {**member.state(), "model": self._weights, "opt": self._optimiser.state_dict(), "best": self._best}
+        try:
+            keep(member.seat.job.scratch, state)
+        except (OSError, RuntimeError) as error:
+            member.seat.job.log(f"no checkpoint could be kept: {error}")
+
+    def _go_on(self) -> None:
+        member, job = self._member, self._member.seat.job
+        kept = recall(job.scratch, member.config)
+        for why in kept.told:
+            job.log(f"checkpoint: {why}")
+        if kept.state is None:
+            return
+        member.go_on(kept.state)
+        self._best, member.best = kept.state["best"], None
+        with torch.no_grad():
+            for name, one in self._weights.items():
+                one.copy_(kept.state["model"][name])
+        self._optimiser.load_state_dict(kept.state["opt"])
+        job.log(f"goes on after update {member.update} of {member.updates}")
+
+
+def _folders(member: Member, *, is_better: bool) -> tuple[str, ...]:
+    if member.args.checkpoints is None:
+        return ()
+    epoch = (f"epoch-{member.epoch}",) if member.is_at_epoch_end else ()
+    return (*epoch, "best") if is_better or (member.is_at_epoch_end and not member.held_out) else epoch

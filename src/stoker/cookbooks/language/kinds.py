@@ -1,0 +1,106 @@
+"""The artifacts of this cookbook. Importing this costs nothing: libraries load with the first value read or written."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from stoker.model import json_text
+from stoker.plan.authoring import JsonKind, Kind, TreeKind
+
+if TYPE_CHECKING:
+    from stoker.cookbooks.language.data.examples import ExampleSet
+
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+"""What PEFT reads."""
+
+
+class Examples(Kind["ExampleSet"]):
+    """Texts as tokens: which of them are learned, where examples begin, which are held out, and facts."""
+
+    name: ClassVar[str] = "language/examples"
+    version: ClassVar[int] = 1
+    file: ClassVar[str | None] = None
+
+    @classmethod
+    def save(cls, value: ExampleSet, path: Path) -> None:
+        from stoker.cookbooks.language.data.examples import write_examples
+
+        write_examples(value, path)
+
+    def load(self) -> ExampleSet:
+        from stoker.cookbooks.language.data.examples import read_examples
+
+        return read_examples(self.path)
+
+    @classmethod
+    def validate(cls, path: Path) -> None:
+        _check_files(path, "tokens.npy", "trained.npy", "starts.npy", "held_out.npy")
+        _check_json(path / "facts.json", "examples")
+
+
+class Adapter(TreeKind):
+    """A LoRA adapter in PEFT's layout, and `training.json`."""
+
+    name: ClassVar[str] = "language/adapter"
+    version: ClassVar[int] = 1
+
+    def copy_files(self, to: Path) -> None:
+        """Copy what PEFT reads, and how it was trained."""
+        for name in (*ADAPTER_FILES, "training.json"):
+            shutil.copyfile(self.path / name, to / name)
+
+    @classmethod
+    def validate(cls, path: Path) -> None:
+        _check_files(path, "adapter_model.safetensors")
+        _check_json(path / "adapter_config.json", "peft_type")
+        _check_json(path / "training.json", "curve")
+
+
+class Model(TreeKind):
+    """A whole model in the Hugging Face layout: config.json, safetensors, tokenizer files."""
+
+    name: ClassVar[str] = "language/model"
+    version: ClassVar[int] = 1
+
+    @classmethod
+    def validate(cls, path: Path) -> None:
+        _check_json(path / "config.json", "model_type")
+        if not any(path.glob("*.safetensors")):
+            raise ValueError("there are no weights (*.safetensors)")
+
+
+class Samples(JsonKind):
+    """Prompts and how they were completed."""
+
+    name: ClassVar[str] = "language/samples"
+    version: ClassVar[int] = 1
+
+
+class Report(TreeKind):
+    """What a person reads: a summary, curves, a model card, and of an adapter the adapter itself."""
+
+    name: ClassVar[str] = "language/report"
+    version: ClassVar[int] = 1
+
+    @classmethod
+    def validate(cls, path: Path) -> None:
+        _check_json(path / "summary.json", "headline")
+        _check_json(path / "training.json", "curve")
+        _check_files(path, "curve.csv", "model-card.md")
+
+
+def _check_files(folder: Path, *names: str) -> None:
+    for name in names:
+        if not (folder / name).is_file():
+            raise ValueError(f"{name} is missing")
+
+
+def _check_json(path: Path, key: str) -> None:
+    try:
+        value: Any = json_text.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path.name}: {error}") from error
+    if not isinstance(value, dict) or key not in value:
+        raise ValueError(f"{path.name} has no {key!r}")

@@ -1,0 +1,152 @@
+"""Adapters on disk as PEFT lays them out: `adapter_config.json` and `adapter_model.safetensors`, by PEFT's names.
+
+What is written here loads with `PeftModel.from_pretrained`; what PEFT wrote is read here, as far as it is plain LoRA on
+the matrices of a block. The same adapter gives the same bytes. Importing this costs no library.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from stoker.cookbooks.language.safetensors_header import Header, read_header
+from stoker.model import json_text
+from stoker.model.errors import BadInput
+
+if TYPE_CHECKING:
+    from stoker.cookbooks.language.engine.adapters import Adapter, AdapterSpec, Pairs
+
+CONFIG: Final = "adapter_config.json"
+WEIGHTS: Final = "adapter_model.safetensors"
+
+_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+_REFUSED: Mapping[str, str] = {
+    "use_dora": "DoRA",
+    "use_qalora": "QA-LoRA",
+    "use_bdlora": "block-diagonal LoRA",
+    "modules_to_save": "whole matrices beside the adapter",
+    "trainable_token_indices": "trained tokens",
+    "target_parameters": "adapters on bare parameters",
+    "layer_replication": "replicated layers",
+    "alora_invocation_tokens": "activated LoRA",
+    "lora_bias": "biases of its own",
+}
+"""What changes an adapter's meaning, and is not known here."""
+
+
+def adapter_files(folder: Path) -> tuple[Path, ...]:
+    """Give the files that make an adapter what it is."""
+    return (folder / CONFIG, folder / WEIGHTS)
+
+
+def write_adapter(folder: Path, spec: AdapterSpec, weights: Pairs, *, base_name: str) -> None:
+    """Write an adapter into a folder."""
+    from safetensors.torch import save
+
+    tensors = {}
+    for module, (a, b) in weights.items():
+        tensors[f"base_model.model.{module}.lora_A.weight"] = a.detach().float().cpu().contiguous()
+        tensors[f"base_model.model.{module}.lora_B.weight"] = b.detach().float().cpu().contiguous()
+    (folder / WEIGHTS).write_bytes(save(dict(sorted(tensors.items())), metadata={"format": "pt"}))
+    text = json_text.dumps(_config(spec, base_name), indent=2, sort_keys=True)
+    (folder / CONFIG).write_text(f"{text}\n", encoding="utf-8", newline="")
+
+
+def read_adapter(folder: Path) -> Adapter:
+    """Read an adapter that this module or PEFT wrote. Raises `BadInput` for what is not plain LoRA."""
+    from safetensors.torch import load
+
+    from stoker.cookbooks.language.engine.adapters import Adapter, AdapterSpec
+
+    config = read_config(folder)
+    tensors = load((folder / WEIGHTS).read_bytes())
+    modules = modules_of(folder, tensors)
+    spec = AdapterSpec(
+        rank=config["r"],
+        alpha=float(config["lora_alpha"]),
+        targets=tuple(dict.fromkeys(name.rpartition(".")[2] for name in modules)),
+        dropout=float(config.get("lora_dropout") or 0.0),
+        rslora=bool(config.get("use_rslora")),
+    )
+    prefix = "base_model.model."
+    weights = {
+        module: (
+            tensors[f"{prefix}{module}.lora_A.weight"].float(),
+            tensors[f"{prefix}{module}.lora_B.weight"].float(),
+        )
+        for module in modules
+    }
+    return Adapter(spec=spec, weights=weights)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read `adapter_config.json`. Raises `BadInput` for what is not plain LoRA."""
+    path = folder / CONFIG
+    try:
+        config = json_text.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise BadInput(f"{folder} has no {CONFIG}", hint="an adapter is a folder as PEFT writes it") from None
+    except ValueError as error:
+        raise BadInput(f"{path} is no JSON: {error}") from None
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        said = config.get("peft_type") if isinstance(config, dict) else None
+        raise BadInput(f"{path}: peft_type is {said!r}; only LORA is known here")
+    odd = [what for key, what in _REFUSED.items() if config.get(key)]
+    odd += [f"{key}={config[key]}" for key in ("rank_pattern", "alpha_pattern") if config.get(key)]
+    if config.get("bias", "none") != "none":
+        odd.append("trained biases")
+    if odd:
+        raise BadInput(f"{path}: {', '.join(odd)}: not known here", hint="merge it with PEFT: merge_and_unload()")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if type(rank) is not int or rank < 1 or isinstance(alpha, bool) or not isinstance(alpha, int | float):
+        raise BadInput(f"{path}: r={rank!r}, lora_alpha={alpha!r}: not a rank and a number")
+    return config
+
+
+def adapter_header(folder: Path) -> Header:
+    """Read which tensors an adapter has, and nothing more of them. Raises `BadInput`."""
+    path = folder / WEIGHTS
+    try:
+        return read_header(path)
+    except OSError:
+        raise BadInput(f"{folder} has no {WEIGHTS}", hint="an adapter is a folder as PEFT writes it") from None
+    except ValueError as error:
+        raise BadInput(f"{path} is damaged: {error}", hint="copy it again, or train it again") from None
+
+
+def modules_of(folder: Path, names: Mapping[str, Any]) -> tuple[str, ...]:
+    """Give the matrices that an adapter's tensors stand beside. Raises `BadInput` for names that are no LoRA."""
+    sides: dict[str, set[str]] = {}
+    odd = []
+    for name in names:
+        match = _NAME.fullmatch(name)
+        if match is None:
+            odd.append(name)
+        else:
+            sides.setdefault(match["module"], set()).add(match["side"])
+    odd += [module for module, found in sides.items() if found != {"A", "B"}]
+    if odd or not sides:
+        what = f"{odd[0]} is no pair of lora_A and lora_B" if odd else "it holds nothing"
+        raise BadInput(f"{folder / WEIGHTS}: {what}")
+    return tuple(sides)
+
+
+def _config(spec: AdapterSpec, base_name: str) -> dict[str, Any]:
+    """Give what PEFT has to know; everything else is its default, in every version."""
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_name,
+        "inference_mode": True,
+        "r": spec.rank,
+        "lora_alpha": int(spec.alpha) if spec.alpha.is_integer() else spec.alpha,
+        "lora_dropout": spec.dropout,
+        "target_modules": sorted(spec.targets),
+        "use_rslora": spec.rslora,
+        "use_dora": False,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "init_lora_weights": True,
+    }

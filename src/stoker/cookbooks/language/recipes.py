@@ -1,0 +1,221 @@
+"""The recipes of this cookbook: from what a user types to a plan.
+
+    tokenise → train_lora → report                (language/lora; with samples: → sample → report)
+    tokenise → train_full → report                (language/full)
+    merge                                         (language/merge)
+
+`base` is the name of a bundled base, a folder or a repository in the hub's cache; `data` is bundled or a file. Both
+reach the plan as files whose content, not place, decides whether work is repeated.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from stoker.cookbooks.language.asking import Load, full_needs, lora_needs, reading_needs, sample_needs, too_large
+from stoker.cookbooks.language.bases import CONFIG, FoundBase
+from stoker.cookbooks.language.checking import Checking
+from stoker.cookbooks.language.kinds import Model, Report
+from stoker.cookbooks.language.merge import MergeArgs, merge_weights
+from stoker.cookbooks.language.peft_layout import adapter_files
+from stoker.cookbooks.language.report import report_full, report_full_samples, report_lora, report_lora_samples
+from stoker.cookbooks.language.sample import sample, sample_model
+from stoker.cookbooks.language.settings import (
+    ALL_LINEAR,
+    LARGEST,
+    AdapterArgs,
+    DataArgs,
+    Dtype,
+    FullArgs,
+    LearningArgs,
+    LoraArgs,
+    SampleArgs,
+)
+from stoker.cookbooks.language.sharing import shared_by_lora
+from stoker.cookbooks.language.tokenise import TokeniseArgs, layout_of, tokenise
+from stoker.cookbooks.language.train_full import train_full
+from stoker.cookbooks.language.train_lora import train_lora
+from stoker.model.frozen import changed, frozen
+from stoker.plan.authoring import Category, InputPath, Plan, PlanBuilder, Tip, arg, recipe
+from stoker.plan.surroundings import surroundings
+
+LORA, FULL, MERGE = "language/lora", "language/full", "language/merge"
+_BRINGS = {"base": CONFIG}
+"""A machine of a fleet fetches a base of the hub itself; how large it is stands in that file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraRecipeArgs(AdapterArgs, LearningArgs, DataArgs):
+    """Arguments of language/lora."""
+
+    alpha: float | None = arg(None, help="how strongly the adapter counts; null: twice its rank", gt=0, le=LARGEST)
+    targets: tuple[str, ...] = arg(
+        (ALL_LINEAR,), help="matrices that get an adapter, by name, or all-linear, attention, mlp"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullRecipeArgs(LearningArgs, DataArgs):
+    """Arguments of language/full."""
+
+    lr: float = arg(2e-5, help="learning rate (AdamW)", gt=0, le=LARGEST)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeRecipeArgs:
+    """Arguments of language/merge."""
+
+    base: str = arg(
+        "tiny", help="the base that the adapter was trained on: a folder, org/name in the hub's cache, or tiny"
+    )
+    adapter: str = arg(help="a folder in PEFT's layout, such as the result of language/lora")
+    dtype: Dtype = arg("auto", help="what the weights are kept in; auto: as in the base")
+
+
+@recipe(LORA, version=1, category=Category.TRAIN, output=Report, backend="torch", shares=shared_by_lora, brings=_BRINGS)
+def lora(args: LoraRecipeArgs) -> Plan:
+    """Fine-tune an adapter on a causal language model and report what it learned; many over one base train together."""
+    wanted = _lora(args)
+    base, gpus = wanted.base, _gpus(args)
+    settings = LoraArgs(
+        **_base(base, base.files),
+        **_taken(args, LearningArgs, AdapterArgs),
+        alpha=float(2 * args.rank) if args.alpha is None else args.alpha,
+        targets=wanted.load.targets,
+        max_seq_len=wanted.load.tokens,
+        packing=args.packing,
+    )
+    needs = lora_needs(base, wanted.load, gpus=gpus, most=args.most)
+    examples = _tokenised(LORA, args, wanted)
+    adapter = examples.then(train_lora, settings, needs=needs)
+    if not args.samples:
+        return adapter.then(report_lora).finish()
+    samples = adapter.then(sample, _samples(args, base), needs=sample_needs(base, wanted.load, gpus=gpus))
+    return adapter.then(report_lora_samples, samples=samples).finish()
+
+
+@recipe(FULL, version=1, category=Category.TRAIN, output=Report, backend="torch", brings=_BRINGS)
+def full(args: FullRecipeArgs) -> Plan:
+    """Fine-tune every weight of a causal language model and report what it learned."""
+    wanted = _full(args)
+    base = wanted.base
+    settings = FullArgs(
+        **_base(base, base.files), **_taken(args, LearningArgs), max_seq_len=wanted.load.tokens, packing=args.packing
+    )
+    gpus = _gpus(args)
+    needs = full_needs(base, wanted.load, gpus=gpus)
+    model = _tokenised(FULL, args, wanted).then(train_full, settings, needs=needs)
+    if not args.samples:
+        return model.then(report_full).finish(keep=(model,))
+    samples = model.then(sample_model, _samples(args, base), needs=sample_needs(base, wanted.load, gpus=gpus))
+    return model.then(report_full_samples, samples=samples).finish(keep=(model,))
+
+
+@recipe(MERGE, version=1, category=Category.EXPORT, output=Model, backend="torch", brings=_BRINGS)
+def merge(args: MergeRecipeArgs) -> Plan:
+    """Put an adapter into its base: a whole model in the Hugging Face layout."""
+    checking = Checking(MERGE)
+    base = checking.base(args.base)
+    folder = checking.adapter(args.adapter, base)
+    checking.refuse()
+    assert base is not None  # noqa: S101 - refused above
+    settings = MergeArgs(
+        **_base(base, base.files),
+        adapter=InputPath(os.path.abspath(folder)),
+        adapter_files=tuple(InputPath(os.path.abspath(one)) for one in adapter_files(folder)),
+        dtype=args.dtype,
+    )
+    return PlanBuilder("merge").start(merge_weights, settings, needs=reading_needs(base)).finish()
+
+
+@frozen
+class _Wanted:
+    """What the arguments of a training mean."""
+
+    base: FoundBase
+    data: Path | None
+    """A file of the user's; None: bundled."""
+    load: Load
+
+
+def _lora(args: LoraRecipeArgs) -> _Wanted:
+    checking = Checking(LORA)
+    base, data = checking.base(args.base), checking.data(args.data)
+    if base is None:
+        checking.refuse()
+    assert base is not None  # noqa: S101 - refused above
+    length = checking.length(args.max_seq_len, base)
+    targets = checking.targets(args.targets, base.shape, args.rank)
+    checking.refuse()
+    load = Load(rank=args.rank, targets=targets, rows=args.batch, tokens=length, dtype=args.dtype)
+    short = too_large(base, load, surroundings().rooms()) if _gpus(args) and surroundings().count_gpus() else None
+    if short is not None:
+        checking.note("gpus", short.message, short.hint)
+        checking.refuse()
+    return _Wanted(base=_called(base, args.base_name), data=data, load=load)
+
+
+def _full(args: FullRecipeArgs) -> _Wanted:
+    checking = Checking(FULL)
+    base, data = checking.base(args.base), checking.data(args.data)
+    length = checking.length(args.max_seq_len, base) if base is not None else 0
+    checking.refuse()
+    assert base is not None  # noqa: S101 - refused above
+    load = Load(rank=1, targets=(ALL_LINEAR,), rows=args.batch, tokens=length, dtype=args.dtype)
+    return _Wanted(base=_called(base, args.base_name), data=data, load=load)
+
+
+def _called(base: FoundBase, name: str) -> FoundBase:
+    """Give a base under the name that whoever submitted it had for it: in a fleet it lies in places of no meaning."""
+    return changed(base, name=name) if name else base
+
+
+def _tokenised(name: str, args: DataArgs, wanted: _Wanted) -> Tip:
+    settings = TokeniseArgs(
+        **_base(wanted.base, wanted.base.tokenizer_files),
+        file=None if wanted.data is None else InputPath(os.path.abspath(wanted.data)),
+        bundled=args.data if wanted.data is None else None,  # type: ignore[arg-type]  # a name out of the type's own tuple
+        layout="jsonl" if wanted.data is None else layout_of(wanted.data),
+        max_seq_len=wanted.load.tokens,
+        vocabulary=wanted.base.vocabulary,
+        train_on=args.train_on,
+        holdout_percent=args.holdout_percent,
+    )
+    return PlanBuilder(name.rpartition("/")[2]).start(tokenise, settings)
+
+
+def _samples(args: LoraRecipeArgs | FullRecipeArgs, base: FoundBase) -> SampleArgs:
+    return SampleArgs(
+        **_base(base, base.files),
+        prompts=args.samples,
+        tokens=args.sample_tokens,
+        temperature=args.temperature,
+        seed=args.seed,
+        dtype=args.dtype,
+    )
+
+
+def _base(base: FoundBase, names: tuple[str, ...]) -> dict[str, Any]:
+    # The stage works elsewhere than whoever typed it.
+    folder = os.path.abspath(base.folder)
+    return {
+        "base": InputPath(folder),
+        "base_files": tuple(InputPath(os.path.join(folder, name)) for name in names),
+        "base_name": base.name,
+    }
+
+
+def _taken(args: Any, *groups: type[LearningArgs | AdapterArgs]) -> dict[str, Any]:
+    """Give the values of arguments that recipe and stage have in common."""
+    taken = {one.name: getattr(args, one.name) for group in groups for one in fields(group)}
+    folder = taken["checkpoints"]
+    # The stage works elsewhere than whoever typed it.
+    taken["checkpoints"] = os.path.abspath(os.path.expanduser(folder)) if folder else None
+    return taken
+
+
+def _gpus(args: DataArgs) -> int:
+    return min(1, surroundings().count_gpus()) if args.gpus is None else args.gpus

@@ -1,0 +1,68 @@
+"""The stages that write what a person reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from stoker.cookbooks.language.kinds import Adapter, Model, Report, Samples
+from stoker.cookbooks.language.records import Sample
+from stoker.plan.authoring import StageContext, stage
+
+_USES = ("matplotlib",)
+
+
+@stage("language/report_lora", version=1, uses=_USES)
+def report_lora(job: StageContext, adapter: Adapter) -> Report:
+    """Write a summary, curves and a model card, and put the adapter beside them."""
+    adapter.copy_files(job.out)
+    return _written(job, adapter.path, ())
+
+
+@stage("language/report_lora_samples", version=1, uses=_USES)
+def report_lora_samples(job: StageContext, adapter: Adapter, samples: Samples) -> Report:
+    """Write a summary, curves, samples and a model card, and put the adapter beside them."""
+    adapter.copy_files(job.out)
+    return _written(job, adapter.path, samples.load())
+
+
+@stage("language/report_full", version=1, uses=_USES)
+def report_full(job: StageContext, model: Model) -> Report:
+    """Write a summary, curves and a model card."""
+    return _written(job, model.path, ())
+
+
+@stage("language/report_full_samples", version=1, uses=_USES)
+def report_full_samples(job: StageContext, model: Model, samples: Samples) -> Report:
+    """Write a summary, curves, samples and a model card."""
+    return _written(job, model.path, samples.load())
+
+
+def _written(job: StageContext, made: Path, samples: Sequence[Sample]) -> Report:
+    from stoker.cookbooks.language.records import TRAINING, read_training, write_training
+    from stoker.cookbooks.language.reporting.card import model_card
+    from stoker.cookbooks.language.reporting.plots import all_plots
+    from stoker.cookbooks.language.reporting.tables import curve_csv, samples_text, summary
+    from stoker.cookbooks.tabular.reporting.canvas import style, written
+    from stoker.model import json_text
+
+    training = read_training(made)
+    if not (job.out / TRAINING).exists():
+        write_training(training, job.out)
+    plots = job.out / "plots"
+    plots.mkdir()
+    with style():
+        for name, figure in all_plots(training):
+            png, svg = written(figure)
+            (plots / f"{name}.png").write_bytes(png)
+            (plots / f"{name}.svg").write_bytes(svg)
+    texts = {
+        "curve.csv": curve_csv(training),
+        "model-card.md": model_card(training, samples),
+        "summary.json": json_text.dumps(summary(training), indent=2) + "\n",
+    }
+    if samples:
+        texts["samples.md"] = samples_text(samples)
+    for name, text in texts.items():
+        (job.out / name).write_text(text, encoding="utf-8", newline="")
+    return job.made(Report)

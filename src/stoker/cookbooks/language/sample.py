@@ -1,0 +1,57 @@
+"""The stages that let a trained model complete prompts. Their own, so that another prompt trains nothing again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stoker.cookbooks.language.kinds import Adapter, Model, Samples
+from stoker.cookbooks.language.settings import SampleArgs
+from stoker.plan.authoring import StageContext, stage
+
+_USES = ("safetensors", "tokenizers", "torch", "transformers")
+
+
+@stage("language/sample", version=1, uses=_USES, deterministic=False)
+def sample(job: StageContext, adapter: Adapter, args: SampleArgs) -> Samples:
+    """Complete prompts with a base and an adapter."""
+    return _sampled(job, Path(args.base), adapter.path, args, has_adapter=True)
+
+
+@stage("language/sample_model", version=1, uses=_USES, deterministic=False)
+def sample_model(job: StageContext, model: Model, args: SampleArgs) -> Samples:
+    """Complete prompts with a whole model."""
+    return _sampled(job, model.path, model.path, args, has_adapter=False)
+
+
+def _sampled(job: StageContext, base: Path, trained: Path, args: SampleArgs, *, has_adapter: bool) -> Samples:
+    from stoker.cookbooks.language.data.tokenising import open_tokenizer
+    from stoker.cookbooks.language.engine.adapters import AdapterSpec
+    from stoker.cookbooks.language.engine.bases import load_base
+    from stoker.cookbooks.language.engine.slots import Slots
+    from stoker.cookbooks.language.peft_layout import read_adapter
+    from stoker.cookbooks.language.records import read_training
+    from stoker.cookbooks.language.sampling import Sampler, completed
+    from stoker.cookbooks.language.settled import device_of, dtype_on
+
+    device, told = device_of(job.devices)
+    if told:
+        job.log(told)
+    held = load_base(base, device=device, dtype=dtype_on(device, args.dtype))
+    adapter = read_adapter(trained) if has_adapter else None
+    spec = adapter.spec if adapter is not None else AdapterSpec(rank=1, alpha=1.0, targets=("q_proj",))
+    slots = Slots(held, count=1, rank=spec.rank, targets=spec.targets, compiles=False, records=False)
+    if adapter is not None:
+        slots.seat(0, adapter)
+    sampler = Sampler(
+        lambda tokens: slots.logits(0, tokens),
+        open_tokenizer(base),
+        longest=held.shape.positions,
+        tokens=args.tokens,
+        temperature=args.temperature,
+        seed=args.seed,
+    )
+    forms = read_training(trained)["data"].get("forms")
+    made = completed(sampler, args.prompts, forms, job.check)
+    for one in made:
+        job.log(f"{one['prompt']!r} → {one['completion']!r}")
+    return job.save(Samples, made)

@@ -1,0 +1,74 @@
+"""The stage that turns a user's text into tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from stoker.cookbooks.language.bundled import DataName
+from stoker.cookbooks.language.kinds import Examples
+from stoker.cookbooks.language.settings import BaseArgs
+from stoker.plan.authoring import InputPath, StageContext, StageInputError, arg, stage
+
+_LINES_BETWEEN_LOOKS = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokeniseArgs(BaseArgs):
+    """Whose tokenizer, which text, and what of it is learned."""
+
+    file: InputPath | None = arg(None, help="a JSONL file, or plain text")
+    bundled: DataName | None = arg(None, help="data that is made, not read")
+    layout: Literal["jsonl", "text"] = arg("jsonl", help="one object a line, or paragraphs between empty lines")
+    max_seq_len: int = arg(512, help="tokens of the longest example; longer ones are cut", ge=2)
+    vocabulary: int | None = arg(None, help="tokens that the base knows", ge=1)
+    train_on: Literal["completion", "all"] = arg("completion", help="learn answers alone, or prompts too")
+    holdout_percent: float = arg(5.0, help="share of examples, at least one, held out", gt=0, le=50)
+
+
+def layout_of(path: Path) -> Literal["jsonl", "text"]:
+    """Tell plain text from JSONL, by a file's name."""
+    return "text" if path.suffix.lower() in {".txt", ".text", ".md"} else "jsonl"
+
+
+@stage("language/tokenise", version=1, uses=("numpy", "tokenizers", "transformers"))
+def tokenise(job: StageContext, args: TokeniseArgs) -> Examples:
+    """Read examples, write chats by the base's template, turn them into tokens and hold some out."""
+    from stoker.cookbooks.language.bundled import data_lines
+    from stoker.cookbooks.language.data.reading import LineFaults, read_lines, read_texts
+
+    if args.file is not None:
+        source = Path(args.file).name
+        faults = LineFaults(source)
+        # What is wrong with it is told before libraries load, which takes longer than reading it twice.
+        for line in read_lines(Path(args.file), args.layout, faults):
+            if not line.number % _LINES_BETWEEN_LOOKS:
+                job.check()
+        faults.refuse()
+        lines = read_lines(Path(args.file), args.layout, faults)
+    elif args.bundled is not None:
+        source, faults = args.bundled, LineFaults(args.bundled)
+        lines = read_texts(data_lines(args.bundled))
+    else:
+        raise StageInputError("neither a file nor bundled data was given", hint="data=FILE.jsonl")
+    from stoker.cookbooks.language.data.tokenising import Tokenising, Wanted, open_tokenizer
+
+    wanted = Wanted(
+        max_seq_len=args.max_seq_len,
+        train_on=args.train_on,
+        holdout_percent=args.holdout_percent,
+        vocabulary=args.vocabulary,
+    )
+    tokenising = Tokenising(open_tokenizer(Path(args.base)), wanted)
+    for taken in tokenising.take(lines, faults):
+        job.step(taken)
+    faults.refuse()
+    examples = tokenising.made(source)
+    facts = examples.facts
+    cut = f", {facts['cut']:,} cut at {facts['max_seq_len']:,} tokens" if facts["cut"] else ""
+    held = f" · {facts['held_out']:,} held out"
+    job.log(f"{facts['examples']:,} examples, {facts['tokens']:,} tokens{cut}{held}")
+    for note in facts["notes"]:
+        job.log(note)
+    return job.save(Examples, examples)

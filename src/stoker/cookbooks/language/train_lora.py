@@ -1,0 +1,35 @@
+"""The stage that trains an adapter: alone, or as a member of a company over one base."""
+
+from __future__ import annotations
+
+from stoker.cookbooks.language.base_words import company_word
+from stoker.cookbooks.language.kinds import Adapter, Examples
+from stoker.cookbooks.language.settings import LoraArgs
+from stoker.plan.authoring import Digests, RetryOn, RetryPolicy, StageContext, Together, stage
+
+
+def same_base(args: LoraArgs, digests: Digests) -> str:
+    """Give the word that members of one company have in common: the content of their base, and how it is held."""
+    return company_word(digests["base_files"], args.dtype)
+
+
+@stage(
+    "language/train_lora",
+    version=1,
+    uses=("numpy", "safetensors", "torch"),
+    diverges_on=("loss",),
+    # In company sums are added in another order than alone: the last digits differ.
+    deterministic=False,
+    # The process that trains many may be lost by a fault of one; each goes on from its own checkpoint.
+    retry=RetryPolicy(attempts=3, on=RetryOn.INTERRUPTED),
+    together=Together(run="stoker.cookbooks.language.company.running:run_company", key=same_base),
+)
+def train_lora(job: StageContext, examples: Examples, args: LoraArgs) -> Adapter:
+    """Train an adapter, update by update; several over one base in one process."""
+    from stoker.cookbooks.language.company.running import run_company
+    from stoker.plan.authoring import Alone
+
+    alone = Alone(job, {"examples": examples}, args)
+    run_company(alone)
+    made: Adapter = alone.result()
+    return made

@@ -1,0 +1,81 @@
+"""Bytes of strangers: whatever a data file or a weight file holds, the answer is a sentence, never a trace."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.cookbooks.language.bundled import base_files
+from stoker.cookbooks.language.data.reading import Layout, LineFaults, read_lines
+from stoker.cookbooks.language.safetensors_header import DamagedHeader, pinch, read_header
+from stoker.plan.authoring import StageInputError
+
+_KEYS = st.sampled_from(["text", "prompt", "completion", "messages", "role", "content", "type", "assistant", "x"])
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | _KEYS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=4),
+    max_leaves=10,
+)
+_LINES = st.binary(max_size=60) | _VALUES.map(lambda value: json.dumps(value).encode())
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("strangers") / "file"
+
+
+@settings(max_examples=40)
+@given(lines=st.lists(_LINES, max_size=6), layout=st.sampled_from(["jsonl", "text"]))
+def test_any_data_file_gives_examples_and_faults_of_its_own_lines(place, lines, layout: Layout):
+    content = b"\n".join(lines)
+    place.write_bytes(content)
+    faults = LineFaults("file")
+    try:
+        found = list(read_lines(place, layout, faults))
+        faults.refuse()
+    except StageInputError:
+        return
+    numbers = [one.number for one in found]
+    assert numbers == sorted(set(numbers))
+    assert all(1 <= one <= content.count(b"\n") + 1 for one in numbers)
+
+
+_TENSORS = st.dictionaries(
+    st.text(max_size=3),
+    st.fixed_dictionaries(
+        {
+            "dtype": st.sampled_from(["F32", "BF16", "F4", 7]),
+            "shape": st.lists(st.integers(-1, 4), max_size=2),
+            "data_offsets": st.lists(st.integers(-2, 40), min_size=1, max_size=3),
+        }
+    )
+    | _VALUES,
+    max_size=3,
+)
+
+
+@settings(max_examples=40)
+@given(told=_TENSORS | _VALUES, length=st.none() | st.integers(0, 2**64 - 1), body=st.binary(max_size=40))
+def test_any_weight_file_is_whole_or_damaged(place, told, length, body):
+    text = json.dumps(told).encode()
+    place.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + body)
+    try:
+        header = read_header(place)
+    except DamagedHeader:
+        return
+    assert all(8 <= one.begin <= one.end <= header.size_bytes for one in header.tensors.values())
+    assert len(pinch(place, header)) == len(header.tensors)
+
+
+@settings(max_examples=20)
+@given(st.data())
+def test_a_weight_file_that_lost_its_end_is_never_taken_for_whole(place, data):
+    whole = base_files()["model.safetensors"]
+    place.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
+    with pytest.raises(DamagedHeader):
+        read_header(place)

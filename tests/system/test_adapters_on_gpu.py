@@ -1,0 +1,275 @@
+"""On a real card: a company equals PEFT alone, members stay apart, recorded steps equal plain ones, memory may run out.
+
+Needs an NVIDIA card, and torch, transformers and peft in this interpreter. Bases are tiny, so that what is asked takes
+seconds; `benchmarks/adapters_gpu.py` asks about speed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if not all(map(find_spec, ("torch", "transformers", "peft"))):
+    pytest.skip("torch, transformers and peft are not all here", allow_module_level=True)
+
+# For equal sums in equal order; read when cuBLAS starts.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import torch
+
+from stoker.cookbooks.language.bundled import TinyShape, write_base
+from stoker.cookbooks.language.company.running import run_company
+from stoker.cookbooks.language.engine.adapters import Adapter, AdapterSpec, Optim
+from stoker.cookbooks.language.engine.bases import Base, load_base
+from stoker.cookbooks.language.engine.slots import Slots
+from stoker.cookbooks.language.kinds import Adapter as AdapterKind
+from tests.unit.cookbooks.language.company.companions import Gathering, Person, some_examples
+from tests.unit.cookbooks.language.engine.peft_alone import (
+    made_base,
+    peft_model,
+    peft_trained,
+    some_batches,
+)
+from tests.unit.cookbooks.language.engine.trained_together import ALL, Member, cosine, room_for, same_bits, train
+
+# Other versions of the libraries than elsewhere have other warnings.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+DEVICE = "cuda"
+STEPS = 50
+SHORT = 12
+LARGER = TinyShape(hidden=256, layers=4, heads=4, kv_heads=2, inner=512)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _a_card() -> None:
+    if DEVICE == "cuda" and not torch.cuda.is_available():
+        pytest.skip("there is no NVIDIA device here that this torch can use")
+
+
+@pytest.fixture
+def _deterministic() -> Iterator[None]:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_base(tmp_path_factory.mktemp("larger"), LARGER)
+
+
+@pytest.fixture(scope="module")
+def base(folder: Path) -> Base:
+    return load_base(folder, device=DEVICE, dtype="bfloat16")
+
+
+def members(steps: int = SHORT, *, dropout: float = 0.0) -> list[Member]:
+    """Three that differ in rank, matrices, rates, clipping, accumulation and length."""
+    return [
+        Member(
+            spec=AdapterSpec(rank=8, alpha=16.0, targets=ALL, seed=1, dropout=dropout),
+            batches=some_batches(1, steps, longest=32),
+            rates=[1e-3] * steps,
+        ),
+        Member(
+            spec=AdapterSpec(rank=3, alpha=6.0, targets=("q_proj", "v_proj", "down_proj"), seed=2),
+            batches=some_batches(2, steps, longest=20),
+            rates=[2e-3 * (step + 1) / steps for step in range(steps)],
+            optim=Optim(clip=0.1, weight_decay=0.1),
+        ),
+        Member(
+            spec=AdapterSpec(rank=16, alpha=16.0, targets=("o_proj", "gate_proj", "up_proj"), seed=3),
+            batches=some_batches(3, steps, longest=32),
+            rates=[1e-3] * (steps // 2),
+            accumulate=2,
+        ),
+    ]
+
+
+def trained(base: Base, everyone: list[Member], steps: int = SHORT, **how: Any) -> list[Adapter]:
+    slots = room_for(base, everyone, **how)
+    train(slots, dict(enumerate(everyone)), range(steps), length=32)
+    return [slots.adapter(slot) for slot in range(slots.count)]
+
+
+@pytest.mark.usefixtures("_deterministic")
+@pytest.mark.parametrize("name", ["llama, tied, llama3 rope", "qwen3, norms of heads"])
+def test_in_32_bits_fifty_steps_in_company_lose_what_peft_loses_alone(name: str, tmp_path: Path) -> None:
+    small = made_base(tmp_path, name)
+    loaded = load_base(small, device=DEVICE, dtype="float32")
+    everyone = members(STEPS)
+    slots = room_for(loaded, everyone)
+    train(slots, dict(enumerate(everyone)), range(STEPS), length=32)
+    for slot, one in enumerate(everyone):
+        model = peft_model(small, one.fresh(loaded), device=DEVICE)
+        losses, weights = peft_trained(model, one.batches, one.rates, one.optim, accumulate=one.accumulate)
+        assert one.losses == pytest.approx(losses, rel=1e-5)
+        assert cosine(slots.adapter(slot).weights, weights) >= 0.99999
+
+
+def test_in_16_bits_company_is_as_near_to_peft_as_its_two_ways_are_to_each_other(folder: Path, base: Base) -> None:
+    everyone = members(STEPS)
+    one = everyone[0]
+    train(room_for(base, everyone), dict(enumerate(everyone)), range(STEPS), length=32)
+
+    def alone(dtype: Any, *, autocast: bool) -> list[float]:
+        model = peft_model(folder, one.fresh(base), dtype=dtype, device=DEVICE)
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
+            return peft_trained(model, one.batches, one.rates, one.optim)[0]
+
+    # An adapter in 32 bits beside a base in 16, as PEFT makes it; and everything in 16, as the Trainer runs it.
+    runs = [alone(torch.bfloat16, autocast=False), alone(torch.bfloat16, autocast=True)]
+    exact = alone(torch.float32, autocast=False)
+    spread, apart = mean_distance(*runs), min(mean_distance(one.losses, run) for run in runs)
+    off, their_off = mean_distance(one.losses, exact), max(mean_distance(run, exact) for run in runs)
+    print(f"two solo runs: {spread:.2e} apart; company and the nearer: {apart:.2e}")
+    print(f"from 32 bits: solo {their_off:.2e}, company {off:.2e}")
+    assert apart <= 1.5 * spread
+    assert off <= 1.5 * their_off
+    assert one.losses[-1] == pytest.approx(runs[0][-1], rel=5e-3)
+
+
+def mean_distance(one: list[float], other: list[float]) -> float:
+    return sum(abs(a - b) / abs(b) for a, b in zip(one, other, strict=True)) / len(one)
+
+
+def test_a_poisoned_member_is_left_alone_and_the_others_stay_equal_to_the_bit(base: Base) -> None:
+    healthy = trained(base, members())
+    everyone = members()
+    slots = room_for(base, everyone)
+
+    def poison(number: int) -> None:
+        if number == 4:
+            sick = slots.adapter(1)
+            next(iter(sick.weights.values()))[1].fill_(float("nan"))
+            slots.seat(1, sick)
+
+    train(slots, dict(enumerate(everyone)), range(SHORT), length=32, between=poison)
+    assert everyone[1].finite == [True] * 4 + [False] * (SHORT - 4)
+    assert slots.adapter(1).steps == 4
+    assert same_bits(slots.adapter(0), healthy[0])
+    assert same_bits(slots.adapter(2), healthy[2])
+
+
+def test_one_who_leaves_and_one_who_comes_change_no_bit_of_the_others(base: Base) -> None:
+    healthy = trained(base, members())
+    everyone = members()
+    slots = room_for(base, everyone)
+
+    def between(number: int) -> None:
+        if number == 4:
+            slots.clear(1)
+        if number == 8:
+            slots.seat(1, everyone[1].fresh(base), everyone[1].optim)
+
+    train(slots, dict(enumerate(everyone)), range(SHORT), length=32, between=between)
+    assert same_bits(slots.adapter(0), healthy[0])
+    assert same_bits(slots.adapter(2), healthy[2])
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_recorded_steps_are_plain_steps_and_a_new_rate_records_nothing(base: Base, dropout: float) -> None:
+    plain = members(dropout=dropout)
+    expected = trained(base, plain, compiles=False, records=False)
+    recorded = members(dropout=dropout)
+    slots = room_for(base, recorded, compiles=False, records=True)
+    counts: list[int] = []
+
+    def count(_number: int) -> None:
+        assert slots._graphs is not None
+        counts.append(len(slots._graphs._recorded))
+
+    train(slots, dict(enumerate(recorded)), range(SHORT), length=32, between=count)
+    assert [one.losses for one in recorded] == [pytest.approx(one.losses, rel=1e-6) for one in plain]
+    for slot, one in enumerate(expected):
+        assert cosine(slots.adapter(slot).weights, one.weights) >= 0.999999
+    # Once for passes in which somebody accumulates and once for those in which nobody does, at most.
+    assert 1 <= counts[-1] <= 2
+    assert counts[-1] == counts[SHORT // 2]
+
+
+def test_compiled_steps_lose_what_plain_steps_lose(base: Base) -> None:
+    plain, compiled = members(), members()
+    trained(base, plain, compiles=False, records=False)
+    trained(base, compiled)
+    for one, other in zip(compiled, plain, strict=True):
+        assert one.losses == pytest.approx(other.losses, rel=2e-3)
+
+
+def test_a_company_that_runs_out_of_memory_shrinks_and_goes_on(tmp_path: Path, folder: Path) -> None:
+    if DEVICE != "cuda":
+        pytest.skip("only a card's memory can be cut")
+    settings: dict[str, Any] = {
+        "max_seq_len": 512, "batch": 16, "epochs": 4, "dtype": "bfloat16", "clip": 1.0, "lr": 1e-3
+    }  # fmt: skip
+
+    def people(world: str) -> list[Person]:
+        made = []
+        for number in range(4):
+            examples = some_examples(number, count=34, shortest=400, longest=512)
+            made.append(Person(tmp_path / world, folder, number, examples, **settings))
+        return made
+
+    gathering: Any = type("OnTheCard", (Gathering,), {"devices": ("cuda:0",)})
+    plenty = people("plenty")
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    run_company(gathering(plenty))
+    peak = torch.cuda.max_memory_reserved()
+    torch.cuda.empty_cache()
+    rest = torch.cuda.memory_reserved()
+    share = (rest + (peak - rest) * 0.5) / torch.cuda.mem_get_info()[1]
+    torch.cuda.set_per_process_memory_fraction(share)
+    try:
+        scarce = people("scarce")
+        run_company(gathering(scarce))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert any("did not fit into memory" in one.log for one in scarce)
+    for one, reference in zip(scarce, plenty, strict=True):
+        assert isinstance(one.ended, AdapterKind), one.ended
+        mine, theirs = ([point["loss"] for point in person.training["curve"]["points"]] for person in (one, reference))
+        assert mine == pytest.approx(theirs, rel=5e-3)
+
+
+def test_the_memory_of_a_company_returns(base: Base) -> None:
+    if DEVICE != "cuda":
+        pytest.skip("only a card's memory is counted")
+    trained(base, members())
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for _ in range(3):
+        trained(base, members())
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() <= before + (4 << 20)
+    assert isinstance(room_for(base, members()), Slots)
+
+
+def test_packed_rows_lose_what_they_lose_one_by_one(base: Base) -> None:
+    from stoker.cookbooks.language.engine.rows import Rows
+
+    slots = room_for(base, members()[:1])
+    sequences = some_batches(5, 1, rows=4, shortest=8, longest=32)[0].sequences
+    together = torch.cat(sequences)
+    segments = torch.cat([torch.full_like(one, number) for number, one in enumerate(sequences)])
+    alone = 0.0
+    for one in sequences:
+        rows = Rows(slots=(0,), tokens=one[None, None], labels=one[None, None], denominators=[1])
+        alone += slots.losses(rows)[0][0]
+    packed = Rows(
+        slots=(0,),
+        tokens=together[None, None],
+        labels=together[None, None],
+        segments=segments[None, None],
+        denominators=[len(together)],
+    )
+    results = [slots.step(packed, update=[False], rates=[0.0]).losses[0] for _ in range(3)]
+    assert results == pytest.approx([alone / len(together)] * 3, rel=5e-3)

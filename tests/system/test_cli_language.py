@@ -1,0 +1,103 @@
+"""Adapters as a user trains them: one line in, a report and an adapter that PEFT loads out, and nothing twice."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.cookbooks.language.bundled import bundled_base
+from stoker.model import json_text
+from tests.system.shell import Done, Shell
+
+pytest.importorskip("torch")
+
+QUICK = ("steps=3", "batch=4", "threads=1")
+# Several processes of a training begin by importing torch.
+_LONGEST_S = 180.0
+
+
+def trained(shell: Shell, *words: str) -> Done:
+    with shell.start("run", *words) as process:
+        try:
+            out, err = process.communicate(timeout=_LONGEST_S)
+        finally:
+            process.kill()
+    return Done(code=process.returncode, out=out, err=err)
+
+
+@pytest.mark.slow
+def test_a_sweep_over_one_base_is_trained_together_and_then_known(shell: Shell) -> None:
+    words = ("language/lora", "base=tiny", "data=sums", "rank=4,8", "lr=1e-3,3e-3", *QUICK)
+    done = trained(shell, *words)
+    assert done.code == 0, done.err
+    assert "4 ok. Best rank=" in done.out
+    logs = [path.read_text() for path in (shell.home / "runs").rglob("*train_lora*.log")]
+    joined = {line.split()[-1] for text in logs for line in text.splitlines() if "in the company of process" in line}
+    assert len(joined) == 1, logs
+    for label in ("rank=4,lr=0.001", "rank=8,lr=0.003"):
+        folder = shell.folder / "stoker-out/lora" / label
+        rank = json_text.loads((folder / "adapter_config.json").read_text())["r"]
+        assert label.startswith(f"rank={rank},")
+        assert (folder / "summary.json").is_file()
+    again = trained(shell, *words)
+    assert again.code == 0, again.err
+    assert "4 ok (4 kept). Best rank=" in again.out
+
+
+def test_everything_that_is_wrong_is_told_at_once_and_nothing_runs(shell: Shell) -> None:
+    done = shell.stoker("run", "language/lora", "rank=64", "targets=[q_prj]", "data=gone.jsonl")
+    assert done.code == 28, done.err
+    for part in ("there is no file gone.jsonl", "did you mean 'q_proj'?"):
+        assert part in done.err
+    assert not (shell.folder / "stoker-out").exists()
+
+
+def test_a_training_that_no_gpu_here_has_room_for_is_refused_with_what_would_fit(shell: Shell) -> None:
+    words = ("run", "language/lora", "batch=64", "max_seq_len=2048", "--dry-run")
+    done = shell.stoker(*words, STOKER_GPU_FAKE="cuda:1x1GiB")
+    assert done.code == 28, done.out
+    assert "one adapter takes " in done.err
+    assert "would fit: batch=" in done.err
+    assert shell.stoker(*words).code == 0
+
+
+@pytest.mark.slow
+def test_one_line_gives_a_report_with_samples_and_an_adapter_that_peft_loads_and_merge_takes(shell: Shell) -> None:
+    import torch
+
+    peft = pytest.importorskip("peft")
+    words = ("language/lora", "rank=8", "lr=3e-3", "samples=[1+2=]", "sample_tokens=4", *QUICK)
+    done = trained(shell, *words)
+    assert done.code == 0, done.err
+    assert "adapter of rank 8 on tiny: perplexity " in done.out
+    folder = shell.folder / "stoker-out/lora"
+    assert "1+2=" in (folder / "samples.md").read_text()
+    merged = trained(shell, "language/merge", "base=tiny", f"adapter={folder}")
+    assert merged.code == 0, merged.err
+    tokens = torch.tensor([[49, 43, 50, 61]])
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        beside = peft.PeftModel.from_pretrained(_model(bundled_base("tiny")), folder)(tokens).logits
+        inside = _model(shell.folder / "stoker-out/merge")(tokens).logits
+    assert torch.allclose(beside, inside, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_every_weight_is_trained_and_the_model_lies_beside_its_report(shell: Shell) -> None:
+    done = trained(shell, "language/full", "lr=1e-3", *QUICK)
+    assert done.code == 0, done.err
+    assert "tiny, every weight trained: perplexity " in done.out
+    folder = shell.folder / "stoker-out/full"
+    assert (folder / "model-card.md").is_file()
+    assert _model(folder / "train_full").config.model_type == "llama"
+
+
+def _model(folder: Path) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import AutoModelForCausalLM
+
+        return AutoModelForCausalLM.from_pretrained(folder)

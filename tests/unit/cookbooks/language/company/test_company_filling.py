@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.cookbooks.language.company.closing_up import closed_up
+from stoker.cookbooks.language.company.filling import lay_rows
+from stoker.cookbooks.language.company.passes import Pass
+from stoker.cookbooks.language.data.batches import IGNORED, MemberRows
+
+
+def batch(lengths: list[int], *, first: int = 1, segments: Any = None) -> MemberRows:
+    """Rows of counting tokens; every token but the last of a row has the next as its label."""
+    size = len(lengths), max(lengths)
+    tokens, labels = np.full(size, 99, dtype=np.int64), np.full(size, IGNORED, dtype=np.int64)
+    for row, length in enumerate(lengths):
+        tokens[row, :length] = first + np.arange(length)
+        labels[row, : length - 1] = tokens[row, 1:length]
+        first += length
+    return MemberRows(
+        tokens=tokens,
+        labels=labels,
+        segments=segments,
+        supervised=sum(length - 1 for length in lengths),
+        tokens_used=sum(lengths),
+    )
+
+
+def test_members_are_laid_side_by_side_with_padding_that_teaches_nothing() -> None:
+    one = Pass(slots=(0, 2, 5), first=0, rows=2, length=4)
+    rows = lay_rows(one, {0: batch([3, 2]), 5: batch([4], first=50)}, [3.0, 0.0, 3.0])
+    assert rows.slots == (0, 2, 5)
+    assert rows.tokens[0, :, :2].tolist() == [[1, 2], [4, 5]]
+    assert rows.labels[0].tolist() == [[2, 3, IGNORED, IGNORED], [5, IGNORED, IGNORED, IGNORED]]
+    assert (rows.labels[1] == IGNORED).all()
+    assert rows.tokens[2, 0].tolist() == [50, 51, 52, 53]
+    assert (rows.labels[2, 1] == IGNORED).all()
+    assert rows.segments is None
+
+
+def test_a_pass_shows_the_rows_from_its_first_on() -> None:
+    rows = lay_rows(Pass(slots=(1,), first=2, rows=2, length=3), {1: batch([3, 3, 3])}, [6.0])
+    assert rows.tokens[0].tolist() == [[7, 8, 9], [0, 0, 0]]
+
+
+def test_padding_of_packed_rows_is_seen_by_nobody_and_rows_of_others_stay_whole() -> None:
+    packed = batch([3], segments=np.array([[0, 0, 1]], dtype=np.int32))
+    rows = lay_rows(Pass(slots=(0, 1), first=0, rows=1, length=5), {0: packed, 1: batch([4])}, [2.0, 3.0])
+    assert rows.segments.tolist() == [[[0, 0, 1, -1, -1]], [[0, 0, 0, 0, 0]]]
+
+
+def test_rows_that_save_nothing_and_packed_ones_stay_as_they_are() -> None:
+    full = batch([8, 8])
+    assert closed_up(full, 8) is full
+    packed = batch([3, 3], segments=np.zeros((2, 3), dtype=np.int32))
+    assert closed_up(packed, 8) is packed
+
+
+@given(st.lists(st.integers(2, 12), min_size=1, max_size=10), st.integers(12, 30))
+def test_rows_laid_end_to_end_hold_every_label_with_all_that_comes_before_it(lengths: list[int], width: int) -> None:
+    rows = batch(lengths)
+    laid = closed_up(rows, width)
+    assert laid.tokens.size <= max(rows.tokens.size, len(lengths) * width)
+    if laid.segments is None:
+        return
+    assert len(laid.tokens) < len(lengths)
+    expected = {(tuple(rows.tokens[r, : t + 1]), rows.labels[r, t]) for r, t in np.argwhere(rows.labels != IGNORED)}
+    found = set()
+    for r, t in np.argwhere(laid.labels != IGNORED):
+        begin = np.flatnonzero(laid.segments[r] == laid.segments[r, t])[0]
+        found.add((tuple(laid.tokens[r, begin : t + 1]), laid.labels[r, t]))
+    assert found == expected

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.cookbooks.language.company.passes import Costs, Hopeless, Pass, Shape, Smaller, bucket, plan_passes, shrunk
+
+CHEAP, DEAR = Costs(pass_tokens=1), Costs(pass_tokens=1_000_000)
+
+
+def shape(slot: int, rows: int, length: int) -> Shape:
+    return Shape(slot=slot, rows=rows, length=length)
+
+
+def test_members_of_one_shape_are_computed_at_once() -> None:
+    assert plan_passes([shape(2, 4, 64), shape(0, 4, 64)], CHEAP) == (Pass(slots=(0, 2), first=0, rows=4, length=64),)
+
+
+def test_members_are_padded_to_each_other_only_where_that_is_cheaper_than_a_pass() -> None:
+    shapes = [shape(0, 4, 64), shape(1, 4, 72), shape(2, 4, 512)]
+    assert [one.slots for one in plan_passes(shapes, DEAR)] == [(0, 1, 2)]
+    assert sorted(one.slots for one in plan_passes(shapes, CHEAP)) == [(0,), (1,), (2,)]
+    assert sorted(one.slots for one in plan_passes(shapes, Costs(pass_tokens=128))) == [(0, 1), (2,)]
+
+
+def test_a_limit_divides_rows_first_and_then_members() -> None:
+    shapes = [shape(slot, 4, 100) for slot in range(4)]
+    by_rows = plan_passes(shapes, Costs(pass_tokens=1, most_tokens=800))
+    assert [(one.slots, one.first, one.rows) for one in by_rows] == [((0, 1, 2, 3), 0, 2), ((0, 1, 2, 3), 2, 2)]
+    by_members = plan_passes(shapes, Costs(pass_tokens=1, most_tokens=200))
+    assert {one.slots for one in by_members} == {(0, 1), (2, 3)}
+    assert {one.rows for one in by_members} == {1}
+
+
+def test_a_place_of_one_who_went_is_kept_in_a_pass_of_its_shape() -> None:
+    shapes = [shape(0, 4, 64), shape(2, 4, 64)]
+    kept = {1: shape(1, 4, 64), 3: shape(3, 4, 72)}
+    assert [one.slots for one in plan_passes(shapes, CHEAP, kept)] == [(0, 1, 2)]
+
+
+def test_more_empty_places_than_members_are_not_kept() -> None:
+    kept = {slot: shape(slot, 4, 64) for slot in (1, 2)}
+    assert [one.slots for one in plan_passes([shape(0, 4, 64)], CHEAP, kept)] == [(0,)]
+
+
+def test_what_did_not_fit_is_halved_down_to_a_single_row() -> None:
+    verdict = shrunk(Pass(slots=(0, 1), first=0, rows=4, length=64))
+    assert isinstance(verdict, Smaller)
+    assert verdict.most_tokens == 256
+    assert "2 adapters x 4 rows x 64 tokens" in verdict.why
+    last = shrunk(Pass(slots=(7,), first=3, rows=1, length=64))
+    assert isinstance(last, Hopeless)
+    assert last.slot == 7
+
+
+@pytest.mark.parametrize(("length", "expected"), [(1, 8), (8, 8), (9, 16), (100, 104), (61, 62)])
+def test_lengths_are_padded_finely_but_not_beyond_the_most(length: int, expected: int) -> None:
+    assert bucket(length, 62 if length == 61 else 512, is_coarse=False) == expected
+
+
+def test_coarse_lengths_are_few_and_waste_little() -> None:
+    lengths = {bucket(length, 2048, is_coarse=True) for length in range(128, 2049)}
+    assert len(lengths) <= 20
+    assert all(bucket(length, 2048, is_coarse=True) <= length * 1.25 for length in range(128, 2049))
+
+
+shapes_of_members = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 40)), min_size=1, max_size=9).map(
+    lambda sizes: [shape(slot, rows, length) for slot, (rows, length) in enumerate(sizes)]
+)
+
+
+@given(shapes_of_members, st.integers(0, 500), st.none() | st.integers(1, 300))
+def test_every_row_of_every_member_is_in_exactly_one_pass(
+    shapes: list[Shape], pass_tokens: int, most_tokens: int | None
+) -> None:
+    passes = plan_passes(shapes, Costs(pass_tokens=pass_tokens, most_tokens=most_tokens))
+    seen = Counter(
+        (slot, row) for one in passes for slot in one.slots for row in range(one.first, one.first + one.rows)
+    )
+    assert all(seen[one.slot, row] == 1 for one in shapes for row in range(one.rows))
+    assert max(seen.values()) == 1
+    for one in passes:
+        assert one.length >= max(shapes[slot].length for slot in one.slots)
+        assert most_tokens is None or one.tokens <= most_tokens or (len(one.slots) == 1 and one.rows == 1)
+
+
+@given(shapes_of_members)
+def test_halving_ends(shapes: list[Shape]) -> None:
+    costs = Costs(pass_tokens=10)
+    for _ in range(40):
+        verdict = shrunk(max(plan_passes(shapes, costs), key=lambda one: one.tokens))
+        if isinstance(verdict, Hopeless):
+            return
+        assert costs.most_tokens is None or verdict.most_tokens < costs.most_tokens
+        costs = Costs(pass_tokens=10, most_tokens=verdict.most_tokens)
+    raise AssertionError("it goes on for ever")

@@ -1,0 +1,130 @@
+"""The reference: PEFT training one adapter alone, and bases of every family to train on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stoker.cookbooks.language.bundled import TinyShape, write_base
+from stoker.cookbooks.language.engine.adapters import Adapter, Optim, Pairs
+
+IGNORED = -100
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8,
+}
+BASES: dict[str, tuple[TinyShape, dict[str, Any]]] = {
+    "llama": (TinyShape(hidden=32, inner=48, seed=1), {}),
+    "llama, tied, llama3 rope": (TinyShape(hidden=32, inner=48, seed=2, is_tied=True), {"rope_scaling": LLAMA3}),
+    "mistral, window": (TinyShape(family="mistral", hidden=32, inner=48, seed=3), {"sliding_window": 5}),
+    "qwen2, biases": (TinyShape(family="qwen2", hidden=32, inner=48, seed=4), {}),
+    "qwen3, norms of heads": (TinyShape(family="qwen3", hidden=32, inner=48, seed=5, is_tied=True), {}),
+}
+"""Every family, and between them every part that a base may have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What one pass shows one adapter: whole sequences, and which of their tokens are learned."""
+
+    sequences: list[Any]
+    learned: list[Any]
+
+    @property
+    def supervised(self) -> int:
+        """How many tokens are learned: the first of a sequence follows nothing."""
+        return int(sum(one[1:].sum() for one in self.learned))
+
+    def padded(self, length: int = 0) -> tuple[Any, Any]:
+        """Give tokens and the labels of those same tokens, `[rows, T]`, filled up at the end."""
+        length = max(length, *(len(one) for one in self.sequences))
+        tokens = torch.zeros(len(self.sequences), length, dtype=torch.int64)
+        labels = torch.full_like(tokens, IGNORED)
+        for row, (sequence, learned) in enumerate(zip(self.sequences, self.learned, strict=True)):
+            tokens[row, : len(sequence)] = sequence
+            labels[row, : len(sequence)] = torch.where(learned, sequence, IGNORED)
+        return tokens, labels
+
+
+def made_base(folder: Path, name: str) -> Path:
+    """Write one of `BASES`."""
+    shape, said = BASES[name]
+    write_base(folder, shape)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | said))
+    return folder
+
+
+def some_batches(seed: int, count: int, *, rows: int = 2, shortest: int = 4, longest: int = 16) -> list[Batch]:
+    """Draw batches of sequences of unequal length; the beginning of each is a prompt."""
+    draws = torch.Generator().manual_seed(seed)
+    made = []
+    for _ in range(count):
+        lengths = torch.randint(shortest, longest + 1, (rows,), generator=draws).tolist()
+        sequences = [torch.randint(0, 256, (length,), generator=draws) for length in lengths]
+        learned = [torch.arange(length) >= length // 3 for length in lengths]
+        made.append(Batch(sequences=sequences, learned=learned))
+    return made
+
+
+def peft_model(base: Path, adapter: Adapter, *, dtype: Any = torch.float32, device: str = "cpu") -> Any:
+    """Give PEFT's model of a base, with an adapter's numbers in it."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    spec = adapter.spec
+    loaded = AutoModelForCausalLM.from_pretrained(base, dtype=dtype).to(device)
+    config = LoraConfig(
+        r=spec.rank,
+        lora_alpha=spec.alpha,
+        target_modules=list(spec.targets),
+        use_rslora=spec.rslora,
+        task_type="CAUSAL_LM",
+    )
+    model = get_peft_model(loaded, config)
+    with torch.no_grad():
+        for name, pair in lora_pairs(model).items():
+            for mine, theirs in zip(pair, adapter.weights[name], strict=True):
+                mine.copy_(theirs)
+    return model
+
+
+def lora_pairs(model: Any) -> dict[str, tuple[Any, Any]]:
+    """Give PEFT's own parameters by our names."""
+    return {
+        name.removeprefix("base_model.model."): (module.lora_A.default.weight, module.lora_B.default.weight)
+        for name, module in model.named_modules()
+        if hasattr(module, "lora_A")
+    }
+
+
+def peft_trained(
+    model: Any, batches: Sequence[Batch], rates: Sequence[float], optim: Optim, *, accumulate: int = 1
+) -> tuple[list[float], Pairs]:
+    """Train as PEFT's users do, with torch's AdamW and the model's own loss; one rate and loss of each update."""
+    pairs = lora_pairs(model)
+    trained = [one for pair in pairs.values() for one in pair]
+    adamw = torch.optim.AdamW(trained, lr=0.0, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay)
+    losses = []
+    for number, rate in enumerate(rates):
+        passes = batches[number * accumulate : (number + 1) * accumulate]
+        items = sum(one.supervised for one in passes)
+        losses.append(0.0)
+        for one in passes:
+            tokens, labels = (part.to(trained[0].device) for part in one.padded())
+            loss = model(input_ids=tokens, labels=labels, num_items_in_batch=items).loss
+            loss.backward()
+            losses[-1] += loss.item()
+        torch.nn.utils.clip_grad_norm_(trained, optim.clip)
+        adamw.param_groups[0]["lr"] = rate
+        adamw.step()
+        adamw.zero_grad()
+    return losses, {name: (a.detach().cpu().clone(), b.detach().cpu().clone()) for name, (a, b) in pairs.items()}

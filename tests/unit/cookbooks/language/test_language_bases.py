@@ -1,0 +1,278 @@
+"""Bases: found by what a user types, looked through before anything runs, named by what they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from stoker.cookbooks.language import bundled
+from stoker.cookbooks.language.bases import base_word, find_base, read_base
+from stoker.cookbooks.language.bundled import TinyShape, bundled_base, data_lines, write_base
+from stoker.cookbooks.language.safetensors_header import read_header
+from stoker.model.errors import BadInput, NoPermission
+from stoker.plan.surroundings import Surroundings, surrounded_by
+
+
+@pytest.fixture
+def base(tmp_path) -> Path:
+    return write_base(tmp_path / "base")
+
+
+def _why(folder: Path) -> str:
+    with pytest.raises(BadInput) as raised:
+        find_base(str(folder))
+    assert "\n" not in raised.value.message
+    return raised.value.message
+
+
+def _say(folder: Path, **changed: object) -> None:
+    path = folder / "config.json"
+    config = {**json.loads(path.read_bytes()), **changed}
+    path.write_text(json.dumps({key: value for key, value in config.items() if value != "gone"}))
+
+
+def test_a_base_tells_what_it_is_without_its_weights_being_read(base):
+    found = find_base(str(base))
+    assert found.name == "base"
+    assert (found.family, found.vocabulary, found.positions) == ("llama", 264, 2048)
+    assert found.weight_files == ("model.safetensors",)
+    assert found.tokenizer_files == ("tokenizer.json", "tokenizer_config.json")
+    assert found.files == tuple(sorted(os.listdir(base)))
+    assert found.size_bytes == (base / "model.safetensors").stat().st_size
+    assert found.shape.parameters == sum(
+        (one.end - one.begin) // 4 for one in read_header(base / "model.safetensors").tensors.values()
+    )
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_every_family_that_can_be_trained_is_known(tmp_path, family):
+    assert find_base(str(write_base(tmp_path, TinyShape(family=family, is_tied=True)))).family == family
+
+
+def test_the_word_of_a_base_is_the_same_wherever_it_lies_and_another_if_its_weights_are(base, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(base, copy)
+    other = write_base(tmp_path / "other", TinyShape(seed=1))
+    assert base_word(copy) == base_word(base) == find_base(str(base)).word
+    assert base_word(other) != base_word(base)
+    _say(copy, rms_norm_eps=1e-5)
+    assert base_word(copy) != base_word(base)
+
+
+def test_a_base_in_several_files_is_found_through_its_index(base):
+    whole = read_header(base / "model.safetensors")
+    os.rename(base / "model.safetensors", base / "model-00001-of-00001.safetensors")
+    index = {"weight_map": dict.fromkeys(whole.tensors, "model-00001-of-00001.safetensors")}
+    (base / "model.safetensors.index.json").write_text(json.dumps(index))
+    found = find_base(str(base))
+    assert found.weight_files == ("model-00001-of-00001.safetensors",)
+    assert "model.safetensors.index.json" in found.files
+    os.remove(base / "model-00001-of-00001.safetensors")
+    assert "model-00001-of-00001.safetensors is missing" in _why(base)
+
+
+def test_what_is_not_there_is_told_and_what_was_meant_is_guessed(tmp_path):
+    assert "there is no folder" in _why(tmp_path / "nothing")
+    with pytest.raises(BadInput) as raised:
+        find_base("tinny")
+    assert raised.value.hint == "did you mean 'tiny'?"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "  ", "a\0b", "x" * 5000, "~nobody-of-that-name/base", "../../x/y/z", "datasets/a/b"]
+)
+def test_odd_texts_are_refused_as_any_other(text):
+    with pytest.raises(BadInput):
+        find_base(text)
+
+
+def test_a_file_is_no_base(base):
+    assert "is a file, and a base is a folder" in _why(base / "config.json")
+
+
+def test_everything_that_is_wrong_with_a_folder_is_told_at_once(tmp_path):
+    message = _why(tmp_path)
+    assert "it has no config.json" in message
+    assert "it has no tokenizer" in message
+    assert "it has no weights as safetensors" in message
+
+
+def test_weights_as_pickles_are_named(base):
+    os.rename(base / "model.safetensors", base / "pytorch_model.bin")
+    assert "it has no weights as safetensors, only pytorch_model.bin" in _why(base)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"architectures": ["BertForMaskedLM"], "model_type": "bert"}, "BertForMaskedLM is no causal language model"),
+        ({"architectures": ["LlamaModel"]}, "LlamaModel is no causal language model"),
+        ({"is_encoder_decoder": True}, "is no causal language model"),
+        (
+            {"architectures": ["MambaForCausalLM"], "model_type": "mamba"},
+            "its architecture, 'mamba', is not known here",
+        ),
+        ({"model_type": "gone"}, "it names no model_type"),
+        ({"model_type": 7}, "its architecture, 7, is not known here"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "its weights are quantised"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"num_hidden_layers": 3}, "it has no model.layers.2."),
+        ({"vocab_size": 300}, "model.embed_tokens.weight is [264, 64], and config.json says [300, 64]"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' is not known here"),
+        ({"hidden_act": "gelu"}, "hidden_act is gelu"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps is 1000"),
+        ({"max_position_embeddings": 10**30}, "max_position_embeddings is 1000"),
+    ],
+)
+def test_a_config_that_describes_nothing_trainable_is_refused(base, changed, words):
+    _say(base, **changed)
+    assert words in _why(base)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000])
+def test_a_config_that_is_none_is_refused(base, content):
+    (base / "config.json").write_bytes(content)
+    assert "config.json" in _why(base)
+
+
+def _with_header(told: object) -> bytes:
+    text = json.dumps(told).encode()
+    return struct.pack("<Q", len(text)) + text
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "it has 0 bytes, too few for a header"),
+        (struct.pack("<Q", 1 << 60) + b"{}", "does not fit into its 10"),
+        (struct.pack("<Q", 2) + b"no", "its header is no JSON"),
+        (_with_header([1]), "its header is no table of tensors"),
+        (_with_header({"a": 1}), "what its header says of 'a' makes no sense"),
+        (_with_header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 9]}}), "of 'a' makes no sense"),
+        (_with_header({"a": {"dtype": "F32", "shape": [-2], "data_offsets": [0, -8]}}), "of 'a' makes no sense"),
+        (_with_header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}), "and its header promises"),
+        (_with_header({"a": {"dtype": "F32", "shape": [1] * 65, "data_offsets": [0, 4]}}), "of 'a' makes no sense"),
+        (_with_header({"a": {"dtype": "X", "shape": [2], "data_offsets": [0, 2**66]}}), "of 'a' makes no sense"),
+    ],
+)
+def test_a_damaged_weight_file_is_named(base, content, words):
+    (base / "model.safetensors").write_bytes(content)
+    message = _why(base)
+    assert "model.safetensors is damaged: " in message
+    assert words in message
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "part.safetensors"])
+def test_what_would_never_end_or_never_begin_is_not_read(base, name):
+    (base / "model.safetensors.index.json").write_text('{"weight_map": {"a": "part.safetensors"}}')
+    (base / name).unlink(missing_ok=True)
+    os.mkfifo(base / name)
+    # Beside an index that is none, the one file with weights counts.
+    assert read_base(base) if name.endswith(".index.json") else f"{name} " in _why(base)
+
+
+def test_of_many_files_that_are_missing_few_are_named(base):
+    named = {str(one): f"{one}.safetensors" for one in range(1000)}
+    (base / "model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
+    assert "0.safetensors, 1.safetensors, 10.safetensors and 997 more are missing" in _why(base)
+
+
+def test_a_weight_file_that_was_cut_off_is_damaged(base):
+    os.truncate(base / "model.safetensors", 100_000)
+    assert "model.safetensors is damaged: it has 100,000 bytes" in _why(base)
+
+
+@pytest.mark.parametrize("named", [{}, {"weight_map": {}}, {"weight_map": {"a": "../x"}}, {"weight_map": {"a": 1}}, []])
+def test_an_index_that_names_nothing_here_is_refused(base, named):
+    (base / "model.safetensors.index.json").write_text(json.dumps(named))
+    assert "model.safetensors.index.json can't be used" in _why(base)
+
+
+def test_weights_in_few_bits_are_refused(base):
+    path = base / "model.safetensors"
+    raw = path.read_bytes()
+    path.write_bytes(raw.replace(b'"F32"', b'"I32"'))
+    assert "its weights are I32" in _why(base)
+
+
+def test_a_model_of_the_hub_is_found_in_its_cache(tmp_path):
+    repo = tmp_path / "models--org--name"
+    commit = "0123456789" * 4
+    write_base(repo / "snapshots" / commit)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text(commit)
+    with surrounded_by(Surroundings(hub_cache=lambda: str(tmp_path))):
+        assert find_base("org/name").name == "org/name"
+        assert find_base("org/name").folder == repo / "snapshots" / commit
+        assert find_base(f"org/name@{commit}").word == find_base("org/name").word
+        with pytest.raises(BadInput) as raised:
+            find_base("org/other")
+        assert raised.value.hint == "stoker fetch org/other"
+        (repo / "snapshots" / commit / "model.safetensors").unlink()
+        with pytest.raises(BadInput) as raised:
+            find_base("org/name")
+        assert raised.value.hint == "stoker fetch org/name"
+
+
+@pytest.mark.parametrize("revision", ["../../../outside", "{folder}"])
+def test_a_revision_leads_nowhere_outside_of_the_cache(base, tmp_path, revision):
+    shutil.copytree(base, tmp_path / "outside")
+    (tmp_path / "hub" / "models--org--name" / "snapshots").mkdir(parents=True)
+    text = "org/name@" + revision.format(folder=tmp_path / "outside")
+    with (
+        surrounded_by(Surroundings(hub_cache=lambda: str(tmp_path / "hub"))),
+        pytest.raises(BadInput, match="there is no folder"),
+    ):
+        find_base(text)
+
+
+def test_a_bundled_base_is_made_once_and_mended(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = bundled_base("tiny")
+    weights = folder / "model.safetensors"
+    before = weights.stat()
+    assert bundled_base("tiny") == folder
+    assert weights.stat().st_ino == before.st_ino
+    os.truncate(weights, 10)
+    assert find_base("tiny").folder == folder
+    assert weights.stat().st_size == before.st_size
+    assert folder.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_bundled_base_is_never_read_from_somebody_elses_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / f"stoker-bundled-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(NoPermission):
+        bundled_base("tiny")
+
+
+def test_the_bundled_base_never_changes():
+    # Results are kept under what it is: whoever changes it means to.
+    assert find_base("tiny").word == "0b7330ecbc528581"
+
+
+@pytest.mark.parametrize("name", bundled.DATA)
+def test_bundled_data_is_made_of_distinct_lines(name):
+    lines = data_lines(name)
+    assert 20 < len(lines) == len(set(lines))
+
+
+def test_a_base_is_looked_through_without_heavy_libraries():
+    code = (
+        "import sys; from stoker.cookbooks.language.bases import find_base; find_base('tiny');"
+        "sys.exit(bool({'torch', 'numpy', 'transformers', 'safetensors'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_folder_may_be_given_a_name_for_people(base):
+    assert read_base(base, name="org/name").name == "org/name"

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from stoker.cookbooks.language.bases import read_base  # noqa: E402
+from stoker.cookbooks.language.bundled import TinyShape, bundled_base, write_base  # noqa: E402
+from stoker.cookbooks.language.engine.bases import load_base  # noqa: E402
+from stoker.cookbooks.language.engine.rows import Rows  # noqa: E402
+from stoker.cookbooks.language.engine.shapes import shape_of  # noqa: E402
+from stoker.cookbooks.language.engine.slots import Slots  # noqa: E402
+from stoker.cookbooks.language.full import files  # noqa: E402
+from stoker.cookbooks.language.full.files import read_weights, write_model  # noqa: E402
+from stoker.cookbooks.language.full.network import Network, batch_of  # noqa: E402
+from stoker.cookbooks.language.records import read_metadata, read_training  # noqa: E402
+from stoker.model.errors import Cancelled, StageDiverged  # noqa: E402
+from tests.unit.cookbooks.language.walked_language import compiled, examples, run_node  # noqa: E402
+
+SMALL: dict[str, Any] = {"epochs": 2, "batch": 5, "lr": 3e-3, "max_seq_len": 64, "threads": 1}
+
+
+def loss_of(folder: Path, tokens: Any, labels: Any, segments: Any = None) -> float:
+    base = read_base(folder)
+    network = Network(shape_of(base.config), read_weights(base), device="cpu", longest=64)
+    with torch.no_grad():
+        return float(network.loss_sum(batch_of(tokens, labels, segments, "cpu")))
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_the_network_gives_the_engines_losses(tmp_path, family, is_packed):
+    folder = write_base(tmp_path / "base", TinyShape(family=family, is_tied=family == "qwen2"))
+    draws = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, 256, (3, 12), generator=draws)
+    labels = torch.where(torch.rand(3, 12, generator=draws) < 0.3, -100, tokens.roll(-1, 1))
+    segments = (torch.arange(12) // 5).expand(3, 12).contiguous() if is_packed else None
+    slots = Slots(load_base(folder), count=1, rank=1, targets=("q_proj",))
+    shown = None if segments is None else segments[None]
+    sums, _ = slots.losses(
+        Rows(slots=(0,), tokens=tokens[None], labels=labels[None], segments=shown, denominators=(0.0,))
+    )
+    assert loss_of(folder, tokens, labels, segments) == pytest.approx(sums[0], rel=1e-5)
+
+
+def test_every_weight_learns_and_the_best_is_a_model_of_the_hubs_layout(tmp_path):
+    said: list[dict[str, Any]] = []
+    given = examples(tmp_path / "examples")
+    plan = compiled("full", checkpoints=str(tmp_path / "kept"), label="mine", **SMALL)
+    model = run_node(plan, "train_full", tmp_path, examples=given, said=said)
+    training = read_training(model.path)
+    evaluated = [point["eval_loss"] for point in training["curve"]["points"] if point["eval_loss"] is not None]
+    assert training["curve"]["before"] is not None
+    assert evaluated[-1] < training["curve"]["before"] - 1
+    assert training["base"]["name"] == "tiny"
+    steps = [event for event in said if "step" in event]
+    assert (steps[-1]["step"], steps[-1]["of"]) == (8, 8)
+    assert {"loss", "lr", "eval_loss", "tokens_per_s"} <= set(steps[-1]["metrics"])
+    base, made = read_base(bundled_base("tiny")), read_base(model.path)
+    assert made.word != base.word
+    assert made.files == base.files
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {"best", "epoch-1", "epoch-2"}
+    best = read_metadata(tmp_path / "kept" / "best")
+    assert (best["mode"], best["label"], best["global_step"]) == ("full", "mine", training["curve"]["kept"])
+    assert read_base(tmp_path / "kept" / "best").word == made.word
+
+
+def test_a_training_that_was_interrupted_ends_with_the_same_bytes(tmp_path):
+    given = examples(tmp_path / "examples")
+    # Of updates so fast only the evaluated ones are sure to be told.
+    plan = compiled("full", checkpoint_every=1, eval_every=5, **SMALL)
+    whole = run_node(plan, "train_full", tmp_path / "whole", examples=given)
+    said: list[dict[str, Any]] = []
+
+    class Cut(list[dict[str, Any]]):
+        def append(self, event: dict[str, Any]) -> None:
+            if event.get("step") == 5:
+                raise Cancelled("enough")
+
+    scratch = tmp_path / "scratch"
+    with pytest.raises(Cancelled):
+        run_node(plan, "train_full", tmp_path / "cut", examples=given, said=Cut(), scratch=scratch)
+    again = run_node(plan, "train_full", tmp_path / "again", examples=given, said=said, scratch=scratch)
+    assert {"log": "goes on after update 4 of 8"} in said
+    for name in ("model.safetensors", "training.json"):
+        assert (again.path / name).read_bytes() == (whole.path / name).read_bytes()
+
+
+def test_gradients_that_are_gathered_over_passes_are_those_of_one_pass(tmp_path):
+    given = examples(tmp_path / "examples", count=24, held_out=4)
+    losses = []
+    for name, batch in (("one", {"batch": 20}), ("several", {"batch": 5, "accumulate": 4})):
+        plan = compiled("full", **{**SMALL, "steps": 3, **batch})
+        model = run_node(plan, "train_full", tmp_path / name, examples=given)
+        losses.append([point["loss"] for point in read_training(model.path)["curve"]["points"]])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_a_loss_beyond_all_numbers_ends_the_training(tmp_path):
+    given = examples(tmp_path / "examples")
+    plan = compiled("full", **{**SMALL, "lr": 1e6, "weight_decay": 1e6, "warmup_percent": 0.0, "clip": None})
+    with pytest.raises(StageDiverged, match="loss is"):
+        run_node(plan, "train_full", tmp_path, examples=given)
+
+
+def test_patience_ends_a_training_that_does_not_get_better(tmp_path):
+    given = examples(tmp_path / "examples")
+    plan = compiled("full", **{**SMALL, "lr": 1e-30, "epochs": 50, "patience": 2, "warmup_percent": 0.0})
+    training = read_training(run_node(plan, "train_full", tmp_path, examples=given).path)
+    assert training["curve"]["points"][-1]["step"] == 12
+    assert training["notes"] == ["Stopped after update 12 of 200: 2 evaluations in a row were no better."]
+    assert training["curve"]["kept"] == 4
+
+
+def test_a_large_model_is_written_in_several_files_with_an_index(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "SHARD_BYTES", 100_000)
+    base = read_base(bundled_base("tiny"))
+    weights = read_weights(base)
+    write_model(tmp_path, base, weights, torch.bfloat16)
+    made = read_base(tmp_path)
+    assert len(made.weight_files) > 1
+    assert made.config["torch_dtype"] == "bfloat16"
+    again = read_weights(made)
+    assert all(torch.equal(again[name], one.to(torch.bfloat16)) for name, one in weights.items())

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("peft")
+
+from stoker.cookbooks.language.bundled import TinyShape, write_base  # noqa: E402
+from stoker.cookbooks.language.engine.adapters import AdapterSpec, fresh_adapter  # noqa: E402
+from stoker.cookbooks.language.engine.bases import load_base  # noqa: E402
+from stoker.cookbooks.language.engine.slots import Slots  # noqa: E402
+from stoker.cookbooks.language.peft_layout import read_adapter, write_adapter  # noqa: E402
+
+TOKENS = torch.tensor([[5, 80, 13, 200, 7, 7, 91]])
+
+
+def by_transformers(folder: Path) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import AutoModelForCausalLM
+
+        return AutoModelForCausalLM.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("said", [{}, {"rslora": True, "targets": ("v_proj", "up_proj"), "alpha": 3.5}])
+def test_peft_loads_an_adapter_and_answers_the_same(tmp_path, said):
+    from peft import PeftModel
+
+    folder = write_base(tmp_path / "base", TinyShape(family="qwen2"))
+    base = load_base(folder)
+    spec = AdapterSpec(**{"rank": 4, "alpha": 8.0, "targets": ("q_proj", "o_proj", "down_proj"), **said})
+    adapter = fresh_adapter(base.shape, spec)
+    draws = torch.Generator().manual_seed(9)
+    adapter.weights = {
+        name: (a, torch.randn(b.shape, generator=draws) / 10) for name, (a, b) in adapter.weights.items()
+    }
+    (tmp_path / "adapter").mkdir()
+    write_adapter(tmp_path / "adapter", spec, adapter.weights, base_name=str(folder))
+    slots = Slots(base, count=1, rank=4, targets=spec.targets)
+    slots.seat(0, adapter)
+    with torch.no_grad():
+        theirs = PeftModel.from_pretrained(by_transformers(folder), tmp_path / "adapter")(TOKENS).logits[:, -1]
+    assert torch.allclose(slots.logits(0, TOKENS), theirs, atol=1e-5)
+
+
+def test_an_adapter_that_peft_wrote_is_read(tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    folder = write_base(tmp_path / "base", TinyShape())
+    config = LoraConfig(r=3, lora_alpha=5, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+    model = get_peft_model(by_transformers(folder), config)
+    model.save_pretrained(tmp_path / "adapter")
+    adapter = read_adapter(tmp_path / "adapter")
+    assert (adapter.spec.rank, adapter.spec.alpha, len(adapter.spec.targets)) == (3, 5.0, 7)
+    slots = Slots(load_base(folder), count=1, rank=3, targets=adapter.spec.targets)
+    slots.seat(0, adapter)
+    with torch.no_grad():
+        theirs = model(TOKENS).logits[:, -1]
+    assert torch.allclose(slots.logits(0, TOKENS), theirs, atol=1e-5)

@@ -1,0 +1,181 @@
+"""Examples out of a user's file: every form, and everything that can be wrong with a line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stoker.cookbooks.language.data import reading
+from stoker.cookbooks.language.data.reading import Layout, Line, LineFaults, Message, read_lines
+from stoker.plan.authoring import StageInputError
+
+GOOD = '{"text": "hello"}'
+
+
+def _read(tmp_path: Path, content: str | bytes, layout: Layout = "jsonl") -> tuple[list[Line], LineFaults]:
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    faults = LineFaults(path.name)
+    return list(read_lines(path, layout, faults)), faults
+
+
+def _wrong(tmp_path: Path, line: str | bytes) -> str:
+    raw = line.encode() if isinstance(line, str) else line
+    lines, faults = _read(tmp_path, GOOD.encode() + b"\n" + raw + b"\n" + GOOD.encode())
+    assert [one.number for one in lines] == [1, 3]
+    with pytest.raises(StageInputError) as raised:
+        faults.refuse()
+    message = raised.value.message
+    assert message.startswith("train.jsonl:2: ")
+    return message.removeprefix("train.jsonl:2: ")
+
+
+def test_three_forms_are_read_and_further_keys_are_left_alone(tmp_path):
+    said = [
+        '{"text": "a b", "source": [1, {"deep": null}]}',
+        '{"prompt": "1+1=", "completion": "2", "id": 7}',
+        '{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho", "name": "x"}]}',
+    ]
+    content = "\n".join(said)
+    lines, faults = _read(tmp_path, content)
+    assert not faults
+    assert lines == [
+        Line(number=1, form="text", text="a b"),
+        Line(number=2, form="completion", text="1+1=", completion="2"),
+        Line(
+            number=3,
+            form="messages",
+            messages=(Message(role="user", content="hi"), Message(role="assistant", content="ho")),
+        ),
+    ]
+
+
+def test_blank_lines_a_mark_at_the_beginning_and_windows_line_ends_do_no_harm(tmp_path):
+    lines, faults = _read(tmp_path, b"\xef\xbb\xbf" + f"{GOOD}\r\n\r\n  \n{GOOD}".encode())
+    assert not faults
+    assert [one.number for one in lines] == [1, 4]
+
+
+def test_content_in_parts_of_text_is_joined(tmp_path):
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    lines, _ = _read(tmp_path, json.dumps({"messages": [{"role": "assistant", "content": parts}]}))
+    assert lines[0].messages[0].content == "ab"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", "no JSON"),
+        ("[1, 2]", "a list, not an object"),
+        ('"text"', "a text, not an object"),
+        ("null", "null, not an object"),
+        ("{}", "it has no keys"),
+        ('{"body": "x"}', "it has only 'body'"),
+        ('{"text": 5}', "text is a number, not a text"),
+        ('{"text": null}', "text is null, not a text"),
+        ('{"text": ["x"]}', "text is a list, not a text"),
+        ('{"text": "a", "text": "b"}', "it has 'text' twice"),
+        ('{"text": "a", "messages": []}', "it has text and messages: which is meant?"),
+        ('{"prompt": "a"}', "it has no completion"),
+        ('{"completion": "a"}', "it has no prompt"),
+        ('{"prompt": "a", "completion": false}', "completion is true or false, not a text"),
+        ('{"text": "a\\u0000b"}', "text holds a NUL character"),
+        (b'{"text": "a\x00b"}', "no JSON"),
+        ('{"text": "\\ud800"}', "text holds half a character"),
+        ('{"text": "x", "score": NaN}', "no JSON: NaN"),
+        (b'{"text": "\xff\xfe"}', "byte 11 is not UTF-8"),
+        ('{"messages": []}', "messages is an empty list, not a list of messages"),
+        ('{"messages": "hi"}', "messages is a text, not a list of messages"),
+        ('{"messages": ["hi"]}', "message 1 is a text, not an object with role and content"),
+        ('{"messages": [{"content": "x"}]}', "message 1: it has no role"),
+        ('{"messages": [{"role": "bot", "content": "x"}]}', "message 1: its role is 'bot'"),
+        ('{"messages": [{"role": ["user"], "content": "x"}]}', "message 1: it has no role"),
+        ('{"messages": [{"role": "assistant", "content": {"a": 1}}]}', "message 1: content is an object, not a text"),
+        ('{"messages": [{"role": "assistant"}]}', "message 1: content is null, not a text"),
+        ('{"messages": [{"role": "user", "content": "x"}]}', "no message is the assistant's"),
+        ('{"messages": [' + "1, " * 2000 + "1]}", "2,001 messages, and 2,000 are the most"),
+        ('{"text": "x", "n": ' + "9" * 5000 + "}", "4300"),
+        ('{"text": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deeply"),
+    ],
+)  # fmt: skip
+def test_a_line_that_is_no_example_is_told_with_its_place(tmp_path, line, words):
+    assert words in _wrong(tmp_path, line)
+
+
+def test_a_key_that_is_there_twice_is_found_at_once_among_very_many(tmp_path):
+    keys = ", ".join(f'"{one}": 1' for one in [*range(100_000), 99_999])
+    # Comparing each with each would take minutes.
+    assert _wrong(tmp_path, f"{{{keys}}}") == "it has '99999' twice"
+
+
+def test_a_huge_line_is_passed_over_and_the_next_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "LONGEST_LINE_BYTES", 1 << 20)
+    assert _wrong(tmp_path, '{"text": "' + "x" * (3 << 20) + '"}') == "longer than 1 MiB"
+
+
+def test_a_huge_line_without_an_end_is_told_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "LONGEST_LINE_BYTES", 1000)
+    lines, faults = _read(tmp_path, GOOD + "\n" + "x" * 10_000)
+    assert len(lines) == 1
+    assert faults
+
+
+def test_twenty_faults_are_shown_and_the_rest_are_counted(tmp_path):
+    lines, faults = _read(tmp_path, "\n".join(["nothing"] * 1234 + [GOOD]))
+    assert len(lines) == 1
+    with pytest.raises(StageInputError) as raised:
+        faults.refuse()
+    told = raised.value.message.split("\n")
+    assert told[0] == "1,234 lines of train.jsonl are no examples:"
+    assert told[1].startswith("train.jsonl:1: no JSON")
+    assert told[20].startswith("train.jsonl:20: no JSON")
+    assert told[21:] == ["and 1,214 more lines like these"]
+    assert '{"text": …}' in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is empty"),
+        (b"\x1f\x8bzzz", "gzip-compressed"),
+        (b"PK\x03\x04zzz", "zip-compressed"),
+        (b"PAR1zzz", "Parquet"),
+        ('{"text": "x"}'.encode("utf-16"), "UTF-16"),
+    ],
+)
+def test_another_sort_of_file_is_refused_as_a_whole(tmp_path, content, words):
+    with pytest.raises(StageInputError, match=words):
+        _read(tmp_path, content)
+
+
+def test_a_file_that_cannot_be_read_is_told_without_a_trace(tmp_path):
+    with pytest.raises(StageInputError, match="can't be read: No such file"):
+        list(read_lines(tmp_path / "gone.jsonl", "jsonl", LineFaults("gone.jsonl")))
+
+
+def test_plain_text_is_read_paragraph_by_paragraph(tmp_path):
+    lines, faults = _read(tmp_path, "\n\none\nstill one\n\n\ntwo\n", layout="text")
+    assert not faults
+    assert [(one.number, one.text) for one in lines] == [(3, "one\nstill one"), (7, "two")]
+
+
+def test_what_is_wrong_in_plain_text_is_told_with_its_line(tmp_path):
+    _, faults = _read(tmp_path, b"one\n\n\xff\n\na\x00b\n", layout="text")
+    with pytest.raises(StageInputError) as raised:
+        faults.refuse()
+    assert "train.jsonl:3: byte 1 is not UTF-8" in raised.value.message
+    assert "train.jsonl:5: it holds a NUL character" in raised.value.message
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        Line(number=1, form="text", text=" \n"),
+        Line(number=1, form="completion", text="prompt", completion=" "),
+        Line(number=1, form="messages", messages=(Message(role="assistant", content=""),)),
+    ],
+)
+def test_a_line_with_nothing_to_learn_is_known_as_empty(line):
+    assert line.is_empty

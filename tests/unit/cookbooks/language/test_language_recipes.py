@@ -1,0 +1,312 @@
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.cookbooks.language import COOKBOOK
+from stoker.cookbooks.language.bundled import TinyShape, bundled_base, write_base
+from stoker.cookbooks.language.train_lora import train_lora
+from stoker.model import json_text
+from stoker.model.frozen import changed
+from stoker.plan.authoring import ArgsFaults
+from stoker.plan.code_identity import CodeIdentity
+from stoker.plan.distributions import missing_of
+from stoker.plan.surroundings import Surroundings, surrounded_by
+from tests.unit.cookbooks.language.walked_language import compiled
+
+LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def faults_of(name: str, **given: Any) -> dict[str, str]:
+    with pytest.raises(ArgsFaults) as caught:
+        compiled(name, **given)
+    return {fault.where.rpartition(".")[2]: f"{fault.message} | {fault.hint}" for fault in caught.value.faults}
+
+
+def test_an_adapter_is_tokenised_trained_and_reported():
+    plan = compiled("lora")
+    assert [node.id for node in plan.nodes] == ["tokenise", "train_lora", "report_lora"]
+    args = plan.node("train_lora").args
+    assert (args["rank"], args["alpha"], args["targets"]) == (16, 32.0, LINEARS)
+    assert args["max_seq_len"] == 512
+    assert args["base"] == str(bundled_base("tiny"))
+    assert args["base_name"] == "tiny"
+
+
+def test_a_prompt_to_complete_is_no_part_of_the_training():
+    plain, asked = compiled("lora"), compiled("lora", samples=["1+1="])
+    assert [node.id for node in asked.nodes] == ["tokenise", "train_lora", "sample", "report_lora_samples"]
+    assert asked.node("train_lora").args == plain.node("train_lora").args
+
+
+def test_every_weight_is_trained_by_another_recipe_that_keeps_the_model():
+    plan = compiled("full", samples=["1+1="])
+    assert [node.id for node in plan.nodes] == ["tokenise", "train_full", "sample_model", "report_full_samples"]
+    assert plan.keep == ("train_full",)
+    assert plan.node("train_full").args["lr"] == 2e-5
+
+
+def test_targets_are_named_one_by_one_or_in_groups_and_stand_in_a_blocks_order():
+    assert compiled("lora", targets=["mlp"]).node("train_lora").args["targets"] == LINEARS[4:]
+    assert compiled("lora", targets=["v_proj", "q_proj"]).node("train_lora").args["targets"] == ("q_proj", "v_proj")
+    assert compiled("lora", targets=["attention", "up_proj"]).node("train_lora").args["targets"] == (
+        *LINEARS[:4],
+        "up_proj",
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "where", "message"),
+    [
+        ({"rank": 0}, "rank", "at least 1"),
+        ({"rank": 33}, "rank", "33 is larger than k_proj, which is 32 × 64 | rank=32 at most"),
+        ({"targets": ["q_prj"]}, "targets", "is called 'q_prj' | did you mean 'q_proj'?"),
+        ({"targets": ["nothing"]}, "targets", "its matrices are q_proj, k_proj, v_proj, o_proj, gate_proj"),
+        ({"targets": []}, "targets", "names nothing to train"),
+        ({"max_seq_len": 4096}, "max_seq_len", "4,096 tokens, but tiny reads 2,048 at most | max_seq_len=2048"),
+        ({"base": ""}, "base", "is empty"),
+        ({"base": "./nowhere"}, "base", "there is no folder ./nowhere"),
+        ({"base": "tinny"}, "base", "did you mean 'tiny'?"),
+        ({"base": "some/model"}, "base", "is not in the hub's cache | stoker fetch some/model"),
+        ({"data": "summs"}, "data", "neither a file nor bundled data | did you mean 'sums'?"),
+        ({"data": "./gone.jsonl"}, "data", "there is no file ./gone.jsonl"),
+        ({"data": "."}, "data", "is a folder"),
+        ({"data": " "}, "data", "is empty"),
+        ({"dropout": 1.0}, "dropout", "less than 1"),
+        ({"lr": 0.0}, "lr", "more than 0"),
+        ({"lr": math.inf}, "lr", "at most 1000000"),
+        ({"alpha": math.inf}, "alpha", "at most 1000000"),
+        ({"weight_decay": math.inf}, "weight_decay", "at most 1000000"),
+        ({"threads": 100_000}, "threads", "at most 1024"),
+        ({"warmup_percent": 100.0}, "warmup_percent", "less than 100"),
+        ({"holdout_percent": 0.0}, "holdout_percent", "more than 0"),
+    ],
+)
+def test_a_wrong_argument_is_refused_before_anything_runs(given, where, message):
+    faults = faults_of("lora", **given)
+    assert list(faults) == [where]
+    assert message in faults[where]
+
+
+def test_everything_that_is_wrong_is_told_at_once():
+    given = {"rank": 4000, "targets": ["q_proj", "qq"], "max_seq_len": 9999, "data": "gone.jsonl"}
+    assert set(faults_of("lora", **given)) == {"rank", "targets", "max_seq_len", "data"}
+    assert set(faults_of("lora", base="nowhere", data="gone.jsonl")) == {"base", "data"}
+    assert set(faults_of("full", base="nowhere", data="gone.jsonl")) == {"base", "data"}
+
+
+def test_an_empty_file_is_no_data(tmp_path):
+    (tmp_path / "empty.jsonl").touch()
+    assert "is empty" in faults_of("lora", data=str(tmp_path / "empty.jsonl"))["data"]
+
+
+def test_a_base_with_few_positions_shortens_the_rows_by_itself(tmp_path):
+    base = write_base(tmp_path / "short", TinyShape(positions=128))
+    plan = compiled("lora", base=str(base))
+    assert plan.node("train_lora").args["max_seq_len"] == 128
+    assert plan.node("tokenise").args["max_seq_len"] == 128
+
+
+def test_a_place_is_no_part_of_the_work_and_another_weight_is(tmp_path):
+    first, same, other = (
+        write_base(tmp_path / name, TinyShape(seed=seed)) for name, seed in (("a", 0), ("b", 0), ("c", 1))
+    )
+
+    def identity(base: Path, node: str) -> Any:
+        one = compiled("lora", base=str(base)).node(node)
+        return one.stage.args.identity(one.args, lambda path: str(hash(Path(path).read_bytes())))
+
+    assert identity(first, "train_lora") == identity(same, "train_lora")
+    assert identity(first, "train_lora") != identity(other, "train_lora")
+    # Tokens depend on the tokenizer alone.
+    assert identity(first, "tokenise") == identity(other, "tokenise")
+
+
+def test_without_a_word_about_gpus_one_is_asked_for_if_there_is_one():
+    def asks(found: int, **given: Any) -> Any:
+        with surrounded_by(changed(Surroundings(), count_gpus=lambda: found)):
+            return compiled("lora", **given).node("train_lora").asks
+
+    on_cpu, on_gpu = asks(0), asks(4)
+    assert (on_cpu.gpu, on_cpu.vram_gib, on_cpu.shares) == (0, 0.0, False)
+    assert 0 < on_cpu.base_memory_gib < on_cpu.memory_gib
+    assert (on_gpu.gpu, on_gpu.memory_gib, on_gpu.shares) == (1, 0.0, True)
+    assert 0 < on_gpu.base_gib < on_gpu.vram_gib
+    assert asks(4, gpus=0).gpu == 0
+    assert asks(0, gpus=1).gpu == 1
+    assert asks(4, most=3).most == 3
+
+
+def test_what_no_device_could_ever_hold_is_refused_with_numbers_and_what_would_fit():
+    around = changed(Surroundings(), count_gpus=lambda: 1, rooms=lambda: {"Small Card": 1 << 30})
+    with surrounded_by(around):
+        told = faults_of("lora", batch=64, max_seq_len=2048)["gpus"]
+        assert compiled("lora").node("train_lora").asks is not None
+        # Elsewhere, or on the CPU, that card does not matter.
+        assert compiled("lora", batch=64, max_seq_len=2048, gpus=0).node("train_lora").asks is not None
+    assert "one adapter takes " in told
+    assert "Small Card has 1.0 GiB" in told
+    assert "would fit: batch=" in told
+    assert "max_seq_len=" in told
+
+
+def test_completing_prompts_asks_for_one_row_and_shares_no_process():
+    plan = compiled("lora", samples=["x"], gpus=1, batch=64)
+    trained, sampled = plan.node("train_lora").asks, plan.node("sample").asks
+    assert trained is not None
+    assert sampled is not None
+    assert 0 < sampled.vram_gib < trained.vram_gib
+    assert (sampled.gpu, sampled.base_gib, sampled.most) == (1, 0.0, 0)
+
+
+def test_every_weight_asks_for_memory_by_its_rows():
+    for gpus, kept in ((0, "memory_gib"), (1, "vram_gib")):
+        full, lora = (compiled(name, gpus=gpus).node(f"train_{name}").asks for name in ("full", "lora"))
+        assert getattr(full, kept) > 0
+        assert getattr(lora, kept) > 0
+    large = compiled("full", gpus=1, batch=64).node("train_full").asks
+    small = compiled("full", gpus=1, batch=1).node("train_full").asks
+    assert large is not None
+    assert small is not None
+    assert large.vram_gib > small.vram_gib
+
+
+def test_more_rows_and_a_higher_rank_ask_for_more_memory():
+    def memory_gib(**given: Any) -> float:
+        asks = compiled("lora", gpus=1, **given).node("train_lora").asks
+        assert asks is not None
+        return float(asks.vram_gib)
+
+    assert memory_gib(batch=64, max_seq_len=2048) > memory_gib()
+    assert memory_gib(rank=32) > memory_gib(rank=1)
+
+
+def test_members_of_one_company_have_base_and_width_in_common():
+    together = train_lora.together
+    assert together is not None
+    args = train_lora.args.make(compiled("lora").node("train_lora").args)
+    other = train_lora.args.make(compiled("lora", rank=4, lr=0.1, data="lines").node("train_lora").args)
+    narrow = train_lora.args.make(compiled("lora", dtype="bfloat16").node("train_lora").args)
+    word = together.key(args, {"base_files": ("1", "2"), "examples": ("3",)})
+    assert word == together.key(other, {"base_files": ("1", "2"), "examples": ("4",)})
+    assert word != together.key(args, {"base_files": ("1", "5"), "examples": ("3",)})
+    assert word != together.key(narrow, {"base_files": ("1", "2"), "examples": ("3",)})
+
+
+def test_what_does_not_change_the_result_is_not_part_of_the_work():
+    runtime = {
+        recipe.leaf: {name for name, spec in recipe.args.specs.items() if spec.is_runtime}
+        for recipe in COOKBOOK.recipes
+    }
+    everywhere = {"base_name", "checkpoint_every", "checkpoints", "gpus", "label", "threads"}
+    assert runtime == {"lora": {*everywhere, "turns", "most", "adapter_index"}, "full": everywhere, "merge": set()}
+
+
+def test_places_are_meant_from_where_the_user_is(monkeypatch, tmp_path):
+    write_base(tmp_path / "mine", TinyShape())
+    (tmp_path / "some.jsonl").write_text('{"text": "x"}')
+    monkeypatch.chdir(tmp_path)
+    plan = compiled("lora", base="mine", data="some.jsonl", checkpoints="kept")
+    args = plan.node("train_lora").args
+    assert (args["base"], args["base_name"]) == (str(tmp_path / "mine"), "mine")
+    assert args["base_files"][0] == str(tmp_path / "mine" / "config.json")
+    assert args["checkpoints"] == str(tmp_path / "kept")
+    assert compiled("lora", checkpoints="").node("train_lora").args["checkpoints"] is None
+    assert plan.node("tokenise").args["file"] == str(tmp_path / "some.jsonl")
+
+
+def test_every_argument_says_what_it_is_for_and_stages_and_kinds_are_listed():
+    for recipe in COOKBOOK.recipes:
+        assert recipe.summary
+        assert all(spec.help for spec in recipe.args.specs.values()), recipe.name
+    plans = [compiled(name, samples=samples) for name in ("lora", "full") for samples in ((), ("x",))]
+    used = {node.stage for plan in plans for node in plan.nodes}
+    assert used == {stage for stage in COOKBOOK.stages if stage.name != "language/merge_weights"}
+    kinds = {stage.output for stage in used} | {port.kind for stage in used for port in stage.ports}
+    assert kinds == set(COOKBOOK.kinds)
+    assert all(stage.summary and all(spec.help for spec in stage.args.specs.values()) for stage in COOKBOOK.stages)
+
+
+def test_importing_and_compiling_loads_no_numeric_library():
+    program = (
+        "import sys\n"
+        "from stoker.cookbooks.language import COOKBOOK\n"
+        "for recipe in COOKBOOK.recipes[:2]: recipe.compile(recipe.args.build({'samples': ['x']}, owner=recipe.name))\n"
+        "heavy = {'numpy', 'torch', 'transformers', 'tokenizers', 'safetensors', 'matplotlib'} & set(sys.modules)\n"
+        "sys.exit(', '.join(sorted(heavy)) or 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_editing_a_report_or_a_check_trains_nothing_again(tmp_path):
+    code = CodeIdentity(str(tmp_path / "code.json"))
+    prefix = "stoker.cookbooks.language"
+    of_lora = set(code.modules_of(f"{prefix}.train_lora"))
+    assert {f"{prefix}.company.running", f"{prefix}.engine.slots", f"{prefix}.peft_layout"} <= of_lora
+    for name in (
+        "recipes",
+        "report",
+        "checking",
+        "asking",
+        "sharing",
+        "bases",
+        "train_full",
+        "full.training",
+        "sample",
+    ):
+        assert f"{prefix}.{name}" not in of_lora, name
+    assert f"{prefix}.full.training" in code.modules_of(f"{prefix}.train_full")
+
+
+def test_what_is_not_installed_is_told_with_the_extra_that_brings_it(monkeypatch):
+    monkeypatch.setattr(sys, "path", [])
+    missing = missing_of([train_lora])
+    assert missing is not None
+    assert missing.hint == f"{sys.executable} -m pip install 'stoker[language]'"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"peft_type": "IA3"}, "only LORA is known here"),
+        ({"use_dora": True}, "DoRA: not known here | merge it with PEFT"),
+        ({"rank_pattern": {"q_proj": 4}}, "rank_pattern="),
+        ({"bias": "all"}, "trained biases"),
+        ({"r": 0}, "not a rank and a number"),
+        ({"r": 5}, "wants 5×64 and 64×5 | give the base that it was trained on"),
+    ],
+)
+def test_an_adapter_that_can_not_be_merged_is_refused_before_anything_runs(tmp_path, change, message):
+    from stoker.cookbooks.language.engine.adapters import AdapterSpec, fresh_adapter
+    from stoker.cookbooks.language.engine.shapes import shape_of
+    from stoker.cookbooks.language.peft_layout import CONFIG, write_adapter
+
+    shape = shape_of(json_text.loads((bundled_base("tiny") / "config.json").read_text()))
+    spec = AdapterSpec(rank=4, alpha=8.0, targets=("q_proj",))
+    write_adapter(tmp_path, spec, fresh_adapter(shape, spec).weights, base_name="tiny")
+    assert compiled("merge", adapter=str(tmp_path)).final == "merge_weights"
+    config = json_text.loads((tmp_path / CONFIG).read_text())
+    (tmp_path / CONFIG).write_text(json_text.dumps({**config, **change}))
+    assert message in faults_of("merge", adapter=str(tmp_path))["adapter"]
+
+
+def test_a_folder_that_is_no_adapter_or_of_another_base_is_refused(tmp_path):
+    from stoker.cookbooks.language.engine.adapters import AdapterSpec, fresh_adapter
+    from stoker.cookbooks.language.engine.shapes import shape_of
+    from stoker.cookbooks.language.peft_layout import write_adapter
+
+    assert "there is no folder" in faults_of("merge", adapter=str(tmp_path / "gone"))["adapter"]
+    assert "has no adapter_config.json" in faults_of("merge", adapter=str(tmp_path))["adapter"]
+    deeper = write_base(tmp_path / "deeper", TinyShape(layers=3))
+    shape = shape_of(json_text.loads((deeper / "config.json").read_text()))
+    spec = AdapterSpec(rank=4, alpha=8.0, targets=("q_proj",))
+    (tmp_path / "adapter").mkdir()
+    write_adapter(tmp_path / "adapter", spec, fresh_adapter(shape, spec).weights, base_name="deeper")
+    told = faults_of("merge", adapter=str(tmp_path / "adapter"))["adapter"]
+    assert "it stands beside model.layers.2.self_attn.q_proj, which tiny has not" in told

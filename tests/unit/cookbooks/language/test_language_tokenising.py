@@ -1,0 +1,273 @@
+"""Tokens out of lines: what is learned, what is cut, what is held out; beside transformers' own chat tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker.cookbooks.language.bundled import TinyShape, bundled_base, data_lines, write_base
+from stoker.cookbooks.language.data.reading import LineFaults, read_texts
+from stoker.cookbooks.language.kinds import Examples
+from stoker.cookbooks.language.tokenise import TokeniseArgs, layout_of, tokenise
+from stoker.plan.authoring import InputPath, StageContext, StageInputError
+from stoker.plan.stage import perform
+
+tokenizers = pytest.importorskip("tokenizers")
+pytest.importorskip("transformers")
+tokenising = pytest.importorskip("stoker.cookbooks.language.data.tokenising")
+
+END, OPEN, CLOSE = 256, 257, 258
+TAGGED = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] }}<|im_end|>{% endgeneration %}{% else %}{{ message['content'] }}<|im_end|>"
+    "{% endif %}\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return bundled_base("tiny")
+
+
+@pytest.fixture
+def tokenizer(folder) -> Any:
+    return tokenising.open_tokenizer(folder)
+
+
+def _made(tokenizer: Any, *lines: dict[str, Any] | str, name: str = "train.jsonl", **wanted: Any) -> Any:
+    said = {"max_seq_len": 512, "train_on": "completion", "holdout_percent": 5.0, "vocabulary": 264, **wanted}
+    work = tokenising.Tokenising(tokenizer, tokenising.Wanted(**said))
+    faults = LineFaults(name)
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    for _ in work.take(read_texts(texts), faults):
+        pass
+    faults.refuse()
+    return work.made(name)
+
+
+def _learned(tokenizer: Any, examples: Any, number: int = 0) -> str:
+    ids, trained = examples.example(number)
+    return tokenizer.decode(ids[trained])
+
+
+def _chat(*contents: str) -> dict[str, Any]:
+    roles = ["system", *["user", "assistant"] * len(contents)]
+    return {"messages": [{"role": role, "content": one} for role, one in zip(roles, contents, strict=False)]}
+
+
+def test_plain_text_is_learned_whole_and_ends(tokenizer):
+    made = _made(tokenizer, {"text": "héllo"})
+    ids, trained = made.example(0)
+    assert ids.tolist() == [*"héllo".encode(), END]
+    assert trained.all()
+
+
+def test_only_the_completion_is_learned_and_that_it_ends(tokenizer):
+    made = _made(tokenizer, {"prompt": "é? ", "completion": "yes"})
+    assert _learned(tokenizer, made) == "yes<|endoftext|>"
+    assert tokenizer.decode(made.example(0)[0]) == "é? yes<|endoftext|>"
+
+
+def test_prompts_are_learned_too_if_asked(tokenizer):
+    made = _made(tokenizer, {"prompt": "a", "completion": "b"}, train_on="all")
+    assert _learned(tokenizer, made) == "ab<|endoftext|>"
+    chat = _made(tokenizer, _chat("s", "u", "a"), train_on="all")
+    assert chat.example(0)[1].all()
+
+
+@pytest.mark.parametrize("line", [json.loads(one) for one in data_lines("chats")[:3]])
+def test_chats_have_the_tokens_that_transformers_gives_them(tokenizer, line):
+    made = _made(tokenizer, line)
+    theirs = tokenizer.apply_chat_template(line["messages"], tokenize=True, return_dict=True)["input_ids"]
+    assert made.example(0)[0].tolist() == theirs
+    answers = [one["content"] for one in line["messages"] if one["role"] == "assistant"]
+    assert _learned(tokenizer, made) == "".join(f"{one}<|im_end|>\n" for one in answers)
+
+
+def test_a_template_that_marks_its_answers_is_believed(tokenizer):
+    tokenizer.chat_template = TAGGED
+    line = _chat("be brief", "hi", "ho", "again", "né")
+    made = _made(tokenizer, line)
+    theirs = tokenizer.apply_chat_template(
+        line["messages"], tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+    )
+    ids, trained = made.example(0)
+    assert ids.tolist() == theirs["input_ids"]
+    assert trained.astype(int).tolist() == theirs["assistant_masks"]
+    assert _learned(tokenizer, made) == "ho<|im_end|>né<|im_end|>"
+
+
+def test_without_a_template_chats_are_written_as_chatml_and_that_is_told(tokenizer):
+    tokenizer.chat_template = None
+    made = _made(tokenizer, _chat("s", "u", "a"))
+    assert made.facts["template"] == "chatml"
+    assert made.facts["notes"][0] == "The tokenizer has no chat template: conversations were written as ChatML."
+    assert _learned(tokenizer, made) == "a<|im_end|>\n<|endoftext|>"
+
+
+def test_a_template_that_changes_earlier_turns_loses_only_those(tokenizer):
+    tokenizer.chat_template = (
+        "{% for message in messages %}[{{ message['role'] }}]"
+        "{% if loop.last or message['role'] != 'assistant' %}{{ message['content'] }}{% else %}…{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    made = _made(tokenizer, _chat("s", "one", "first answer", "two", "second answer"))
+    assert _learned(tokenizer, made) == "second answer"
+    assert any("1 answer was not learned" in note for note in made.facts["notes"])
+
+
+def test_a_template_that_hides_part_of_a_turn_still_shows_where_it_begins(tokenizer):
+    # As Qwen3's does: what an earlier turn was thought to be is left out once others follow.
+    tokenizer.chat_template = (
+        "{% for message in messages %}[{{ message['role'] }}]"
+        "{{ message['content'] if loop.last else message['content'].split('</think>')[-1] }}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    made = _made(tokenizer, _chat("s", "u", "<think>x</think>yes", "v", "<think>y</think>no"))
+    assert _learned(tokenizer, made) == "<think>y</think>no"
+
+
+def test_what_a_template_refuses_is_told_with_its_line(tokenizer):
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(StageInputError) as raised:
+        _made(tokenizer, {"text": "fine"}, _chat("s", "u", "a"))
+    assert raised.value.message == "train.jsonl:2: the chat template refuses it: roles must alternate"
+
+
+def test_long_examples_are_cut_and_counted(tokenizer):
+    made = _made(tokenizer, {"text": "x" * 100}, {"text": "y" * 7}, {"text": "z" * 8}, max_seq_len=8)
+    assert made.lengths.tolist() == [8, 8, 8]
+    assert made.facts["cut"] == 2
+    assert made.facts["notes"] == ["2 examples were cut at 8 tokens."]
+    assert made.facts["longest"] == 8
+
+
+def test_empty_examples_are_skipped_counted_and_named(tokenizer):
+    lines = [{"text": ""}, {"text": "fine"}, {"prompt": "x" * 9, "completion": "beyond"}, {"text": "more"}]
+    made = _made(tokenizer, *lines, max_seq_len=8)
+    assert made.facts["examples"] == 2
+    assert made.facts["skipped"] == 2
+    assert "2 lines were skipped, nothing to learn in them: train.jsonl:1, train.jsonl:3" in made.facts["notes"]
+
+
+def test_nothing_to_learn_at_all_is_refused(tokenizer):
+    with pytest.raises(StageInputError, match=r"nothing to learn in train\.jsonl: its 2 lines have nothing"):
+        _made(tokenizer, {"text": ""}, {"prompt": "a", "completion": ""})
+    with pytest.raises(StageInputError, match="it has nothing but empty lines"):
+        _made(tokenizer)
+
+
+def test_tokens_that_the_model_has_no_rows_for_are_refused(tokenizer):
+    with pytest.raises(StageInputError, match="the tokenizer gives token 256, and the model knows 256"):
+        _made(tokenizer, {"text": "a"}, vocabulary=256)
+
+
+@pytest.mark.parametrize(
+    ("count", "percent", "held"), [(1, 5.0, 0), (2, 50.0, 1), (10, 5.0, 1), (100, 5.0, 5), (3, 50.0, 2)]
+)
+def test_a_share_is_held_out_at_least_one_and_never_all(tokenizer, count, percent, held):
+    made = _made(tokenizer, *({"text": f"line {number}"} for number in range(count)), holdout_percent=percent)
+    assert made.facts["held_out"] == len(made.held_out) == held
+    assert sorted([*made.held_out, *made.kept]) == list(range(count))
+
+
+def test_the_same_lines_are_held_out_everywhere(tokenizer):
+    made = _made(tokenizer, *({"text": f"line {number}"} for number in range(40)))
+    assert made.held_out.tolist() == [17, 38]
+
+
+def test_learned_tokens_are_counted_as_labels_are(tokenizer):
+    made = _made(tokenizer, {"text": "abc"}, {"prompt": "ab", "completion": "c"})
+    assert made.facts["trained_tokens"] == 3 + 2
+
+
+def test_very_many_lines_are_taken_in_parts(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenising, "_LINES_AT_ONCE", 3)
+    work = tokenising.Tokenising(
+        tokenizer, tokenising.Wanted(max_seq_len=64, train_on="all", holdout_percent=5.0, vocabulary=None)
+    )
+    lines = read_texts([json.dumps({"text": f"{number}"}) for number in range(7)])
+    assert list(work.take(lines, LineFaults("x"))) == [3, 6, 7]
+    made = work.made("x")
+    assert [tokenizer.decode(made.example(number)[0][:-1]) for number in range(7)] == list("0123456")
+
+
+def _job(out: Path, said: list[dict[str, Any]]) -> StageContext:
+    out.mkdir()
+    return StageContext(node="tokenise", out=str(out), emit=said.append, is_cancelled=lambda: False)
+
+
+def _stage(folder: Path, out: Path, said: list[dict[str, Any]], **args: Any) -> Examples:
+    given = TokeniseArgs(base=InputPath(str(folder)), base_files=(), **args)
+    made: Examples = perform(tokenise, _job(out, said), {}, given)
+    Examples.check_folder(str(out))
+    return made
+
+
+def test_the_stage_writes_what_the_kind_reads(folder, tmp_path):
+    said: list[dict[str, Any]] = []
+    examples = _stage(folder, tmp_path / "out", said, bundled="sums", vocabulary=264).load()
+    assert examples.facts["examples"] == 144
+    assert examples.tokens.dtype == np.int32
+    assert any(one.get("log") == "144 examples, 2,297 tokens · 7 held out" for one in said)
+
+
+def test_the_stage_reads_a_users_file_and_tells_all_that_is_wrong(folder, tmp_path):
+    data = tmp_path / "mine.jsonl"
+    data.write_text('{"text": "a"}\nnothing\n{"text": 1}\n')
+    with pytest.raises(StageInputError) as raised:
+        _stage(folder, tmp_path / "out", [], file=InputPath(str(data)))
+    assert raised.value.message.startswith("2 lines of mine.jsonl are no examples:\nmine.jsonl:2: ")
+    text = tmp_path / "mine.txt"
+    text.write_text("one\n\ntwo\n")
+    made = _stage(folder, tmp_path / "text", [], file=InputPath(str(text)), layout=layout_of(text))
+    assert made.load().facts["forms"] == {"text": 2}
+
+
+def test_the_stage_refuses_a_base_without_a_usable_tokenizer(tmp_path):
+    folder = write_base(tmp_path / "base")
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(StageInputError, match="the tokenizer of base can't be opened"):
+        _stage(folder, tmp_path / "out", [], bundled="sums")
+
+
+def test_a_token_that_reaches_into_the_completion_is_learned_and_one_before_every_text_is_not(tmp_path):
+    words = {"<s>": 0, "</s>": 1, "▁": 2, "t": 3, "h": 4, "e": 5, "c": 6, "a": 7, "▁c": 8, "at": 9, "▁cat": 10}
+    merges = [("▁", "c"), ("a", "t"), ("▁c", "at")]
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=words, merges=merges))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="first")
+    made.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    made.add_special_tokens(["<s>", "</s>"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    said = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
+    examples = _made(tokenising.open_tokenizer(tmp_path), {"prompt": "the c", "completion": "at"})
+    ids, trained = examples.example(0)
+    assert ids.tolist() == [0, 2, 3, 4, 5, 10, 1]
+    assert trained.tolist() == [False] * 5 + [True, True]
+    assert examples.facts["pad"] == 1
+
+
+@pytest.mark.slow  # it imports what `AutoTokenizer` imports
+@pytest.mark.parametrize("name", ["PreTrainedTokenizerFast", "Qwen2Tokenizer", None])
+def test_a_tokenizer_gives_what_transformers_own_choice_gives(tmp_path, name):
+    from transformers import AutoTokenizer
+
+    folder = write_base(tmp_path, TinyShape(family="qwen2"))
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), "tokenizer_class": name}))
+    ours, theirs = tokenising.open_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    line = json.loads(data_lines("chats")[0])["messages"]
+    for text in ("Größe: 3\u00a0kg\n\n  ok", "<|im_end|>x<|endoftext|>", "日本語 🦊"):
+        assert ours(text)["input_ids"] == theirs(text)["input_ids"]
+    assert ours.apply_chat_template(line, tokenize=False) == theirs.apply_chat_template(line, tokenize=False)
+    assert (ours.eos_token_id, ours.pad_token_id) == (theirs.eos_token_id, theirs.pad_token_id)
+
+
+def test_the_stage_refuses_to_work_on_nothing(folder, tmp_path):
+    with pytest.raises(StageInputError, match="neither a file nor bundled data"):
+        _stage(folder, tmp_path / "out", [])
