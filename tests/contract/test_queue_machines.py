@@ -163,6 +163,15 @@ def test_slots_bound_what_a_machine_holds(fleet: Driven) -> None:
     assert asked(fleet).waiting == {"slots": 2}
 
 
+def test_the_adapters_that_a_file_allows_are_the_slots_that_a_worker_is_told(fleet: Driven) -> None:
+    from tests.contract.queue_words import hello_anew
+
+    fleet.ask(Declare(cluster=Cluster(nodes=(Node(name="m1", host="m1", max_adapters=8),))))
+    answer = fleet.ask(hello_anew().model_copy(update={"slots": None}))
+    assert isinstance(answer, Welcome)
+    assert answer.slots == 8
+
+
 def test_memory_that_a_job_needs_keeps_it_from_small_machines(fleet: Driven) -> None:
     fleet.submit(order("huge", requirements={"ram_bytes": 1 << 50}))
     fleet.join("m1")

@@ -163,6 +163,9 @@ class Grant(Message):
     """UUIDs that placement gave it; none: it computes on the CPU."""
     is_shared: bool = False
     vram_bytes: int = 0
+    base: str = ""
+    """What it shares with its like on its device, and how much of `vram_bytes` that is."""
+    base_bytes: int = 0
     ram_bytes: int = 0
     cores: int = 0
     checkpoint: CheckpointBody | None = None

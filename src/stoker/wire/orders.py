@@ -43,6 +43,7 @@ class RequirementsBody(Asked):
     may_share: bool = False
     base: str = ""
     base_bytes: Bytes = 0
+    base_ram_bytes: Bytes = 0
     transfer_mb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     mflop: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 

@@ -211,6 +211,8 @@ class JobExplanation(Message):
     """Of a pending job: why no machine that is known now could take it, were it idle; empty if one could."""
     after: dict[Line, Line] = {}
     """Of a pending job: the jobs that have to complete first and have not, by name, with their states."""
+    together: tuple[Line, ...] = ()
+    """Jobs that run in one process with it, or would if it started now: they share its base."""
     place_in_line: Count | None = None
     ahead: Count | None = None
     starts_s: Guess | None = None

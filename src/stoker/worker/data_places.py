@@ -30,6 +30,10 @@ def _no_hub(text: str) -> FoundRepository:
     raise BadInput(f"there is no hub here to ask for {text}")
 
 
+def _no_file(repo: str, name: str) -> str:
+    raise BadInput(f"there is no hub here to ask for {name} of {repo}")
+
+
 def _silently(_what: str, _size_bytes: int) -> AbstractContextManager[Heed]:
     return nullcontext(lambda _: None)
 
@@ -44,5 +48,8 @@ class DataPlaces:
     """Gives what a name or a digest stands for in this machine's store. Raises `StokerError`."""
     find_repository: Callable[[str], FoundRepository] = _no_hub
     """Asks the hub for `org/name[@revision]`. Raises `StokerError`."""
+    find_file: Callable[[str, str], str] = _no_file
+    """Has one small file of `org/name@commit` in this machine's cache; gives the folder that it is in. Raises
+    `StokerError`."""
     reading: Callable[[str, int], AbstractContextManager[Heed]] = _silently
     """Opens a display for what is read: its name, and how many bytes."""

@@ -12,6 +12,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from stoker.config.adapters import BEST
 from stoker.host.durable import remove_tree
 from stoker.host.identity import mine
 from stoker.model.clock import Clock
@@ -30,10 +31,11 @@ from stoker.plan.run_folders import RunFolders
 from stoker.plan.run_options import RunOptions
 from stoker.plan.status import StatusWriter
 from stoker.store.local import LocalStore
-from stoker.store.results import LaidOut, Part, lay_out, point_last_at
+from stoker.store.results import LaidOut, Part, lay_out, point_at, point_last_at
 from stoker.worker.giving import parts_of_trial
 from stoker.worker.job_folder import JobEnd, JobFolder, JobSpec
 from stoker.worker.leftovers import clear_stale_staging
+from stoker.worker.standings import rank_trials
 from stoker.worker.sweep_end import clear_away, count_ends, error_of_sweep
 from stoker.worker.sweep_index import IndexEntry
 from stoker.worker.trial_watch import TrialWatch
@@ -102,6 +104,8 @@ class Execution:
     """Stop a sweep in which everything fails in the same way."""
     followers: tuple[Follower, ...] = ()
     """Whoever else goes along with the run."""
+    foreseen: Mapping[str, Any] = field(default_factory=dict)
+    """What is known of it beforehand: its first event says so."""
     _executor: Executor | None = None
     _cancelled: StokerError | None = None
     _is_cleared: bool = False
@@ -144,6 +148,7 @@ class Execution:
                 folder.end(self._end(result, Bug(f"{type(problem).__name__}: {problem}")))
                 raise
             ends = watch.ends if watch is not None else ()
+            self._point_at_best(ends)
             end = self._end(result, error, laid_out, has_out=any(one.out for one in ends))
             folder.end(end)
             told = {name: value for name, value in end.to_json().items() if name not in ("v", "keys", "parts")}
@@ -176,6 +181,7 @@ class Execution:
             "recipe": self.spec.recipe,
             "plan": self.plan.name,
             "stages": len(self.plan.nodes),
+            **self.foreseen,
         }
 
     def _hear_code(self, event: Event, _at_s: float, _seq: int) -> None:
@@ -206,6 +212,23 @@ class Execution:
         laid_out = lay_out(self.tools.store, parts, folder)
         point_last_at(os.path.dirname(self.out), os.path.basename(self.out))
         return laid_out.folder
+
+    def _point_at_best(self, ends: tuple[TrialEnd, ...]) -> None:
+        """Make `best` lead to the best of trials that worked together over one base."""
+        if self.out is None or not any(node.stage.together for node in self.plan.nodes):
+            return
+        done = [end for end in ends if end.out is not None]
+        ranked = rank_trials(done, self.trials[0].args)
+        best = ranked.best.end if ranked is not None and ranked.best is not None else None
+        if best is None and len(done) == 1:
+            (best,) = done
+        # A link that can't be made is no reason to call the work failed.
+        with suppress(StokerError, OSError):
+            link = os.path.join(self.out, BEST)
+            if best is not None:
+                point_at(self.out, BEST, best.trial.label)
+            elif os.path.islink(link) and not os.path.exists(link):
+                os.unlink(link)
 
     def _lay_out(self, result: RunResult) -> LaidOut | None:
         parts = result_parts(self.plan, result) if self.out is not None else []

@@ -30,7 +30,9 @@ from stoker.plan.distributions import missing_of
 from stoker.plan.graph import Plan
 from stoker.plan.plan_file import plan_to_json, read_plan
 from stoker.plan.recipe import Recipe
+from stoker.plan.sharing import SharedBase
 from stoker.plan.stage import Stage
+from stoker.plan.surroundings import Surroundings, surrounded_by
 from stoker.plan.sweep_plan import join_plans
 from stoker.store.local_files import digest_path
 from stoker.store.memo import Memo
@@ -38,6 +40,7 @@ from stoker.worker.config_paper import CONFIG, config_paper
 from stoker.worker.data_places import DataPlaces
 from stoker.worker.drafting import TrialFaults, given_twice, read_all
 from stoker.worker.job_folder import JobSpec
+from stoker.worker.own_folders import apart
 from stoker.worker.program_files import ProgramFiles
 from stoker.worker.program_order import FOUND, RECIPE, ProgramWords, flat, split
 from stoker.worker.trials import TRIALS, Trial, varied_by, write_trials
@@ -140,6 +143,8 @@ class Desk:
     """Asked only if it makes a difference: finding devices may take a moment."""
     data: DataPlaces = DataPlaces()
     """Where data that jobs of the fleet read may come from."""
+    surroundings: Surroundings = Surroundings()
+    """What recipes may know of this machine."""
 
     def order(self, wanted: Wanted) -> Order:
         """Take an order as a whole."""
@@ -192,7 +197,7 @@ class Desk:
         """Make every trial of a composed configuration, and the plan that they share."""
         program = draft.program
         batch = self.make_trials(draft)
-        order = self._order_trials(draft.recipe, batch.made, name=draft.name)
+        order = self.order_trials(draft.recipe, batch.made, self._compiled(draft.recipe, batch.made), name=draft.name)
         return changed(
             order,
             merged=batch.merged,
@@ -238,7 +243,7 @@ class Desk:
             if faults:
                 raise ArgsFaults(f"{recipe.name} no longer takes these arguments: {faults[0]}", faults=tuple(faults))
             made.append(Made(number=trial.number, label=trial.label, point=trial.point, args=checked))
-        order = self._order_trials(recipe, made, name=name)
+        order = self.order_trials(recipe, made, self._compiled(recipe, made), name=name)
         digests = {shown: self.digest(path) for shown, path in files.all.items()}
         return changed(order, program=program, code=digests)
 
@@ -280,7 +285,8 @@ class Desk:
                 args = self._args(draft, point, values, files)
                 made.append(Made(number=number, label=label, point=varied, args=args))
         faulty.refuse()
-        return made
+        own = apart(draft.recipe.args, [(one.label, one.args) for one in made])
+        return [changed(one, args=args) for one, args in zip(made, own, strict=True)]
 
     def _args(self, draft: Draft, point: Point, values: dict[str, Any], files: ProgramFiles) -> dict[str, Any]:
         """Give the recipe's checked arguments for one trial."""
@@ -299,12 +305,16 @@ class Desk:
             raise ArgsFaults(headline, faults=tuple(faults), hint=f"stoker recipes show {recipe.name}")
         return recipe.args.with_paths(checked, self.from_here) if recipe.args.paths_in(checked) else checked
 
-    def _order_trials(self, recipe: Recipe, made: Sequence[Made], *, name: str) -> Order:
+    def _compiled(self, recipe: Recipe, made: Sequence[Made]) -> list[Plan]:
         plans, faulty = [], TrialFaults()
         for one in made:
             with faulty.of(one.label):
                 plans.append(self.compile(recipe, one.args))
         faulty.refuse()
+        return plans
+
+    def order_trials(self, recipe: Recipe, made: Sequence[Made], plans: Sequence[Plan], *, name: str) -> Order:
+        """Make a job of trials whose arguments are checked, each with its plan."""
         joint = join_plans(plans[0].name, plans, [one.number for one in made])
         _refuse_without_libraries(joint.plan)
         trials = tuple(
@@ -327,12 +337,20 @@ class Desk:
 
     def compile(self, recipe: Recipe, args: Mapping[str, Any]) -> Plan:
         """Give the plan of checked arguments."""
-        plan = recipe.compile(recipe.args.make(args)) if recipe.args.type else recipe.compile()
+        with surrounded_by(changed(self.surroundings, count_gpus=self.count_gpus)):
+            plan = recipe.compile(recipe.args.make(args)) if recipe.args.type else recipe.compile()
         given = plan.node(plan.final).stage.output.ref()
         if given != recipe.output.ref():
             fault = Fault(plan.final, f"gives {given}, but recipe {recipe.name} promises {recipe.output.ref()}")
             raise PlanFaults(str(fault), faults=(fault,), plan=plan.name)
         return plan
+
+    def shared_by(self, recipe: Recipe, args: Mapping[str, Any]) -> SharedBase | None:
+        """Give what a job of checked arguments shares with its like, wherever it runs; nothing if it works alone."""
+        if recipe.shares is None:
+            return None
+        with surrounded_by(changed(self.surroundings, count_gpus=self.count_gpus)):
+            return recipe.shares(recipe.args.make(args), self.digest)
 
     def _job_id(self, recipe: Recipe, args: Mapping[str, Any]) -> Digest:
         identity = recipe.args.identity(args, self.digest)

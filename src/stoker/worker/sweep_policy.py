@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from stoker.model.frozen import frozen
+from stoker.model.retry import Cause
 from stoker.worker.trials import TrialEnd
 
 ENOUGH = 3
@@ -25,10 +26,13 @@ class GiveUp:
 def decide_give_up(ends: Sequence[TrialEnd], left: int) -> GiveUp | None:
     """Decide from the trials that have ended whether those that are left are worth running.
 
-    What was kept from earlier says nothing about how things go now.
+    What was kept from earlier says nothing about how things go now. What diverged did so by its own values: others have
+    other ones.
     """
     failed = [end for end in ends if end.state == "failed"]
     if not left or len(failed) < ENOUGH or any(end.state == "completed" and not end.is_kept for end in ends):
+        return None
+    if any(end.cause == Cause.DIVERGED for end in failed):
         return None
     kinds = {(end.cause, _kind_of(end.message)) for end in failed}
     if len(kinds) > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from stoker.plan.authoring import (
@@ -12,6 +13,7 @@ from stoker.plan.authoring import (
     InputPath,
     Plan,
     PlanBuilder,
+    SharedBase,
     StageContext,
     arg,
     recipe,
@@ -79,6 +81,38 @@ def reading(args: ReadArgs) -> Plan:
     return PlanBuilder("read").start(read, FileArgs(path=args.data)).finish()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedArgs:
+    base: str = arg(__file__, help="the file or folder that all share")
+    base_name: str = arg("", runtime=True)
+    rank: int = arg(8)
+    gpus: int | None = arg(None, runtime=True)
+    checkpoints: str | None = arg(None, runtime=True)
+
+
+def shared_by_tuned(args: TunedArgs, digest_of: Callable[[str], str]) -> SharedBase | None:
+    """Rank 1 shares nothing."""
+    if args.rank == 1:
+        return None
+    gib = 1024**3
+    return SharedBase(
+        word=digest_of(args.base)[-8:],
+        base_bytes=4 * gib,
+        member_bytes=args.rank * gib // 8,
+        base_ram_bytes=2 * gib,
+        member_ram_bytes=gib // 2,
+    )
+
+
+@recipe("test/tuned", output=Words, shares=shared_by_tuned, brings={"base": "config.json"})
+def tuned(args: TunedArgs) -> Plan:
+    """Read what others read, too."""
+    if args.rank > 1000:
+        fault = Fault("test/tuned.rank", "more than a thousand")
+        raise ArgsFaults(str(fault), faults=(fault,))
+    return PlanBuilder("tuned").start(read, FileArgs(path=InputPath(args.base))).finish()
+
+
 @recipe("test/fan", output=Number)
 def fan() -> Plan:
     return PlanBuilder("fan").start(count, CountArgs(n=3)).each(double).finish()
@@ -129,6 +163,6 @@ def crooked() -> Plan:
 
 COOKBOOK = Cookbook(
     name="test",
-    recipes=(total, reading, fan, blobs, go, branches, liar, crooked),
+    recipes=(total, reading, tuned, fan, blobs, go, branches, liar, crooked),
     stages=(number, add, double, scale, count, read, blob, blob_sum, misbehave, misbehave_here, misbehave_aside),
 )

@@ -54,6 +54,22 @@ def test_the_coordinator_may_say_how_many_slots_there_are():
     assert AskForWork(most=4) in Told().join(slots=4).done
 
 
+def test_beside_a_job_that_shares_its_device_more_is_asked_for_than_there_are_slots():
+    told = Told(beside=8).join()
+    assert AskForWork(most=8) in told.give(grant(devices=("GPU-1",), is_shared=True))
+    assert AskForWork(most=8) in told.give(grant("b", devices=("GPU-1",), is_shared=True))
+
+
+def test_nothing_is_asked_for_beside_a_job_that_has_its_device_alone():
+    told = Told(beside=8).join()
+    assert not [one for one in told.give(grant(devices=("GPU-1",))) if isinstance(one, AskForWork)]
+
+
+def test_slots_that_the_coordinator_counted_are_not_exceeded():
+    told = Told(beside=8).join(slots=2)
+    assert AskForWork(most=1) in told.give(grant(devices=("GPU-1",), is_shared=True))
+
+
 def test_a_full_worker_asks_for_nothing_and_listens_for_orders():
     told = Told().join()
     told.give(grant())

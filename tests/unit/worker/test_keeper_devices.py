@@ -11,6 +11,7 @@ import pytest
 from stoker.host.identity import ProcessIdentity, mine, of_pid
 from stoker.model.capability import Capability
 from stoker.model.devices import MIB, Answer, Backend, Device, Verdict
+from stoker.plan.company_keys import held_base
 from stoker.wire.leasing import Grant
 from stoker.worker.keeper.machine import Machine
 from tests.fakes.coordinator import FakeCoordinator
@@ -54,3 +55,15 @@ def test_devices_are_seen_to_be_held_until_the_attempts_own_process_is_gone(mach
         program.communicate(b"\n")
     assert not machine.is_held(GRANT, frozenset({own})), "another one's of the same name does not count"
     assert machine.is_held(GRANT, machine.holdings(GRANT, mine()))
+
+
+def test_a_base_that_is_on_the_device_is_not_asked_for_again_before_a_start(machine: Machine):
+    room = CARD.usable_bytes
+    base_bytes = room - 3 * MIB
+    held(machine.ledger().reserve(sharing(room - MIB, job="first", base=held_base("qwen"), base_bytes=base_bytes)))
+    second = GRANT.model_copy(
+        update={"is_shared": True, "vram_bytes": base_bytes + MIB, "base": "qwen", "base_bytes": base_bytes}
+    )
+    assert not machine.look(second).device_trouble
+    assert machine.look(second.model_copy(update={"base": "llama"})).device_trouble
+    assert machine.look(second.model_copy(update={"vram_bytes": base_bytes + 2 * MIB})).device_trouble

@@ -192,16 +192,14 @@ def test_the_listing_of_a_tree_on_its_way_is_given(store: LocalStore) -> None:
 
 def test_no_more_connections_than_there_may_be(store: LocalStore) -> None:
     kept(store, DATA)
-    with serving(store) as server:
-        host, _, port = server.url.removeprefix("http://").rpartition(":")
-        idle = [socket.create_connection((host, int(port))) for _ in range(MOST_CONNECTIONS)]
-        try:
-            # They are accepted in their order, so this one comes after them.
-            with pytest.raises((ConnectionError, http.client.RemoteDisconnected)):
-                asked(server, f"/v1/objects/{DIGEST}")
-        finally:
-            for line in idle:
-                line.close()
+    with serving(store) as server, ExitStack() as lines:
+        for _ in range(MOST_CONNECTIONS):
+            line = lines.enter_context(closing(_line(server)))
+            line.request("GET", f"/v1/objects/{DIGEST}")
+            # Who has an answer has a place, and keeps it while its line is open.
+            assert line.getresponse().read() == DATA
+        with pytest.raises((ConnectionError, http.client.RemoteDisconnected)):
+            asked(server, f"/v1/objects/{DIGEST}")
 
 
 def test_a_slow_asker_is_cut(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:

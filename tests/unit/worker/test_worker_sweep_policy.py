@@ -36,6 +36,8 @@ KEPT = TrialEnd(trial=TRIAL, state="completed", is_kept=True)
         # But the one that a program ended with is the failure.
         ([failed(f"exit {n}") for n in (1, 2, 13)], 7, False),
         ([failed("exit 13")] * 3, 7, True),
+        # What diverged did so by its own values.
+        ([failed("loss is nan at step 3", "diverged")] * 3, 5, False),
     ],
 )
 def test_a_sweep_is_given_up_when_everything_fails_in_one_way(ends: list[TrialEnd], left: int, gives_up: bool) -> None:

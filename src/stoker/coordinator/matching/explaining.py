@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from stoker.coordinator.matching.cases import Case, Decline, Fleet, Prerequisite
+from stoker.coordinator.matching.companies import company_of
 from stoker.coordinator.matching.data import data_row, first_copies
 from stoker.coordinator.matching.environments import EnvironmentViews, first_builds
 from stoker.coordinator.matching.openings import starts_s
@@ -63,9 +64,11 @@ class Explainer:
         returning = self._returning(case.wanted) if is_waiting and told.best is None else {}
         never = "" if returning or not is_waiting else self._never(case.wanted, told)
         ahead = case.ahead if is_waiting and not told.never else None
+        company = company_of(case, fleet, told)
         return JobExplanation(
             job=case.job,
-            verdict=_verdict(case, told, fleet, now_s, never, first),
+            verdict=_verdict(case, told, fleet, now_s, never, (first if is_waiting else "") + company.words()),
+            together=company.jobs,
             never=never,
             after={before.name: before.state for before in case.after} if is_waiting else {},
             place_in_line=None if ahead is None else ahead + 1,
@@ -156,21 +159,21 @@ def _start_s(case: Case, told: Explanation, fleet: Fleet, now_s: float) -> float
     return None if room_s is None else max(earliest_s, room_s)
 
 
-def _verdict(case: Case, told: Explanation, fleet: Fleet, now_s: float, never: str, builds: str) -> str:
+def _verdict(case: Case, told: Explanation, fleet: Fleet, now_s: float, never: str, more: str) -> str:
     job = case.job
     if job.state == JobState.PENDING:
-        return _waiting(case, told, fleet, now_s, never, builds)
+        return _waiting(case, told, fleet, now_s, never, more)
     if job.is_cancelling:
         return f"is being cancelled; {job.machine} has not confirmed that it stopped"
     if job.state == JobState.RUNNING:
-        return f"runs on {job.machine}{_for(case.ends_s, now_s)}"
+        return f"runs on {job.machine}{_for(case.ends_s, now_s)}{more}"
     if job.state == JobState.CLAIMED:
         return f"was given to {job.machine}, which {job.says or 'has not started it yet'}"
     on = f" on {job.machine}" if job.machine else ""
     return f"{job.state}{on}{f': {job.why}' if job.why else ''}"
 
 
-def _waiting(case: Case, told: Explanation, fleet: Fleet, now_s: float, never: str, builds: str) -> str:
+def _waiting(case: Case, told: Explanation, fleet: Fleet, now_s: float, never: str, more: str) -> str:
     if case.after:
         return f"waits for {_listed([f'{one.name} ({one.state})' for one in case.after])}"
     if case.not_before_s > now_s:
@@ -184,17 +187,17 @@ def _waiting(case: Case, told: Explanation, fleet: Fleet, now_s: float, never: s
     if not fleet.offers:
         absent = [f"{name} is {why}" for name, why in fleet.absent.items()]
         return f"{line}: no machine takes work{f' ({_listed(absent)})' if absent else ''}"
-    return f"{line}{_place(case, told, fleet, now_s, builds)}"
+    return f"{line}{_place(case, told, fleet, now_s, more)}"
 
 
-def _place(case: Case, told: Explanation, fleet: Fleet, now_s: float, builds: str) -> str:
+def _place(case: Case, told: Explanation, fleet: Fleet, now_s: float, more: str) -> str:
     """Say where it starts next, or who has the machines that it waits for."""
     if told.best is not None:
         taker = _willing(case, told, now_s)
         if taker is None:
             return ". " + _listed([_declined_text(one, now_s) for one in _lately(case, now_s).values()], "; ")
-        first = builds if taker == told.best else ""
-        return f": starts when {taker} next asks for work{first}" if not case.ahead else ""
+        there = more if taker == told.best else ""
+        return f": starts when {taker} next asks for work{there}" if not case.ahead else ""
     found = []
     for node in told.waits_for:
         holders = fleet.holders.get(node, ())

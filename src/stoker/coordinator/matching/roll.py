@@ -225,7 +225,7 @@ class Roll:
 
     def measure(self, machine: Machine, measured: Measured) -> None:
         """Take in what a machine's worker measured."""
-        held_bytes = sum([held.shape.ram_bytes for held in self._held.get(machine.name, ())])
+        held_bytes = self.board.seat(machine.name).ram_held_bytes
         if machine.measure(measured, held_bytes) and self.board.measure(machine.name, machine.measured()):
             machine.ever_version = -1
             self._changed(machine)

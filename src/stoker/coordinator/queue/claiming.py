@@ -196,6 +196,8 @@ def _grant_of(turn: Turn, live: Live, spec: dict[str, Any], checkpoint: str) -> 
         devices=live.seat.devices,
         is_shared=live.seat.is_shared,
         vram_bytes=needs.get("vram_bytes", 0) if live.seat.devices else 0,
+        base=needs.get("base", "") if live.seat.is_shared else "",
+        base_bytes=needs.get("base_bytes", 0) if live.seat.is_shared else 0,
         ram_bytes=needs.get("ram_bytes", 0),
         cores=needs.get("cores", 0),
         checkpoint=CheckpointBody(**loads(checkpoint)) if checkpoint else None,

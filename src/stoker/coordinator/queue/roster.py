@@ -221,7 +221,8 @@ def _write_closed(turn: Turn, machine: Machine, what: str, told: dict[str, Any])
 def _slots(turn: Turn, said: Hello) -> int:
     """Say how many jobs at once it may hold; 0: as many as it wants."""
     node = turn.book.cluster.find(said.worker) if turn.book.cluster is not None else None
-    declared = node.slots if node is not None else None
+    is_declared = node is not None and (node.slots is not None or node.max_adapters > 1)
+    declared = node.most_jobs if node is not None and is_declared else None
     return min((slots for slots in (said.slots, declared) if slots is not None), default=0)
 
 

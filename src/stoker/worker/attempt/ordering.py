@@ -18,6 +18,9 @@ from stoker.worker.program_order import RECIPE, ProgramWords
 from stoker.worker.python_paper import PYTHON, python_paper
 from stoker.worker.trials import Trial
 
+CHECKPOINTS = "checkpoints"
+"""The argument by which a recipe is told a folder to write to, beside its result."""
+
 
 def order_assignment(desk: Desk, assignment: Assignment) -> Order:
     """Take the order that an assignment is. Raises `StokerError` if this machine can't do it as it was meant."""
@@ -29,6 +32,9 @@ def order_assignment(desk: Desk, assignment: Assignment) -> Order:
             hint="install the same version of its cookbook everywhere",
         )
     args = with_inputs(recipe, _args_here(recipe, brief), assignment.paths)
+    if assignment.run_as and recipe.name != RECIPE and args.get(CHECKPOINTS):
+        # A stage runs as we do, and whoever wants the job may not say where we write.
+        args[CHECKPOINTS] = None
     program: ProgramWords | None = None
     if recipe.name == RECIPE:
         program = desk.program_words(tuple(map(str, args.get("argv", ()))), brief.folder, at_once=1)
@@ -88,4 +94,6 @@ def _args_here(recipe: Recipe, brief: JobBrief) -> dict[str, Any]:
             args |= {"vram": "", "shares": False}
         elif brief.is_shared and brief.vram_bytes:
             args |= {"vram": str(brief.vram_bytes), "shares": True}
+    elif recipe.shares is not None and "gpus" in recipe.args.specs:
+        args["gpus"] = len(brief.devices)
     return args

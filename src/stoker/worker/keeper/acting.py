@@ -125,7 +125,7 @@ class Acting:
     def keep_warm(self) -> None:
         """See that a child is ready for the next assignment, while there is room for one."""
         keeping = self.keeping
-        if keeping.is_known and keeping.free_slots and not keeping.closed:
+        if keeping.is_known and keeping.wanted and not keeping.closed:
             with suppress(StokerError):
                 self._hands.site.nursery.keep_spare()
 

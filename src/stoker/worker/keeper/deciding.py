@@ -76,7 +76,7 @@ def _take_greeting(turn: Turn, greeted: Greeted) -> None:
     _hear_closed(turn, welcome.closed)
     wishes = turn.keeping.wishes
     if welcome.slots:
-        wishes = changed(wishes, slots=welcome.slots)
+        wishes = changed(wishes, slots=welcome.slots, beside=0)
     _hear_voice(turn)
     turn.now_knows(
         wishes=wishes,

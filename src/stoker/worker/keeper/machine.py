@@ -19,6 +19,7 @@ from stoker.model.capability import Capability
 from stoker.model.errors import StokerError
 from stoker.model.frozen import frozen
 from stoker.plan.catalogue import Catalogue
+from stoker.plan.company_keys import held_base
 from stoker.plan.device_variables import HIDDEN, device_variables
 from stoker.wire.finding import OPERATOR_TOKEN
 from stoker.wire.leasing import Grant, Measured
@@ -154,6 +155,8 @@ class Machine:
             count=len(candidates),
             vram_bytes=grant.vram_bytes,
             may_share=grant.is_shared and grant.vram_bytes > 0,
+            base=held_base(grant.base) if grant.base else "",
+            base_bytes=min(grant.base_bytes, grant.vram_bytes) if grant.base else 0,
         )
         try:
             answer = self.ledger().reserve(ask)

@@ -107,6 +107,9 @@ class Wishes:
     """What whoever started the worker wants of it."""
 
     slots: int = 1
+    beside: int = 0
+    """How many more it asks for at a time while a job of its own shares a device: whether there is room for any, the
+    coordinator says. None where somebody counted its slots."""
     is_once: bool = False
     """One job, then no more."""
     until_idle: bool = False
@@ -155,7 +158,9 @@ class Keeping:
         is_closed = any(by != COORDINATOR for by in self.closed)
         if is_closed or (self.wishes.is_once and self.taken):
             return 0
-        return min(1, self.free_slots) if self.wishes.is_once else self.free_slots
+        is_shared = any(lease.grant.is_shared for lease in self.leases.values())
+        room = self.free_slots + (self.wishes.beside if is_shared else 0)
+        return min(1, room) if self.wishes.is_once else room
 
     @property
     def is_away(self) -> bool:

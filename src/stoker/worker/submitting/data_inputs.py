@@ -65,6 +65,15 @@ class DataInputs:
             known = self._known[text] = self._kept(where, text) if _is_kept(text) else self._repository(where, text)
         return self._for(where, known)
 
+    def repository(self, where: str, text: str) -> DataInput | None:
+        """Give the repository that a word names; nothing if it is a path, or no repository's name. Raises."""
+        if os.path.exists(self._whole(text)) or _is_kept(text) or not _is_elsewhere(text, self._desk.folder):
+            return None
+        known = self._known.get(text)
+        if known is None:
+            known = self._known[text] = self._repository(where, text)
+        return self._for(where, known)
+
     def at(self, where: str, path: str) -> DataInput:
         """Give what lies at a path. Raises `StokerError`."""
         known = self._known.get(path)

@@ -12,11 +12,13 @@ from stoker.config.sweep import points
 from stoker.model.errors import Fault, Faults, StokerError
 from stoker.model.ids import JobIds
 from stoker.plan.recipe import Recipe
+from stoker.plan.sharing import SharedBase
 from stoker.wire.orders import InputBody, JobOrder, RequirementsBody, job_order, order_alike
 from stoker.worker.attempt.inputs import places_of
 from stoker.worker.ordering import Desk
 from stoker.worker.submitting.checking import Checked
 from stoker.worker.submitting.data_inputs import DataInputs
+from stoker.worker.submitting.hub_arguments import HubArguments, names_of
 from stoker.worker.submitting.recipe_form import RecipeForm
 from stoker.worker.submitting.requiring import required_of_entry
 from stoker.worker.submitting.shapes import Shape, Shapes
@@ -32,13 +34,14 @@ class Wanted(NamedTuple):
     form: RecipeForm
     said: tuple[str, ...]
     """The arguments that are not all defaults."""
-    required: Callable[[Shape], RequirementsBody]
+    required: Callable[[Shape, SharedBase | None, int | None], RequirementsBody]
+    """Says what such a job requires, from its shape, what it shares, and its `gpus`."""
     mode: str = ""
     """One that is not among the arguments already."""
     split_recipe: Any = None
     train_hosts: tuple[str, ...] = ()
-    firsts: dict[int, JobOrder] | None = None
-    """By shape, the first order that was made of this; others that are shared by as much are like it."""
+    firsts: dict[tuple[int, SharedBase | None], JobOrder] | None = None
+    """By shape and what they share, the first order that was made of this; others are like it."""
 
 
 class RecipeOrders:
@@ -48,6 +51,7 @@ class RecipeOrders:
         self._desk = desk
         self._inputs = inputs
         self._shapes = shapes
+        self._hub = HubArguments(desk, inputs)
         self._identities: dict[str, dict[str, Any]] = {}
         self._whole: dict[str, str] = {}
         self._ids: dict[tuple[str, str, int, tuple[str, ...]], tuple[JobIds, Any]] = {}
@@ -98,14 +102,18 @@ class RecipeOrders:
         """Give the order for checked values; nothing after noting what is wrong. `place` is its own beside `shared`."""
         form = wanted.form
         args = self._with_whole_paths(form, values, wanted.said)
-        shape = self._shapes.of(form.recipe, args, wanted.said)
-        if shape.faults:
-            for fault in shape.faults:
-                note(fault)
-            return None
         try:
-            own = self._identity(wanted, values, args, shape)
+            brought = self._hub.of(form, args, wanted.said)
+            shape = self._shapes.of(form.recipe, {**args, **brought.planned}, wanted.said)
+            if shape.faults:
+                for fault in shape.faults:
+                    note(fault)
+                return None
+            own = {**self._identity(wanted, values, args, shape), **brought.identity()}
             inputs = self._inputs_of(form.recipe, args, wanted.said, shape) if shape.files else ()
+            inputs += brought.inputs
+            args |= names_of(form, args, brought)
+            shared_base = brought.named(self._desk.shared_by(form.recipe, {**args, **brought.measured}))
         except StokerError as error:
             note(Fault("", error.message, error.hint))
             return None
@@ -118,7 +126,8 @@ class RecipeOrders:
             made["inputs"] = inputs
         if place is not None:
             made.update(place)
-        first = wanted.firsts.get(id(shape)) if wanted.firsts is not None else None
+        like = (id(shape), shared_base)
+        first = wanted.firsts.get(like) if wanted.firsts is not None else None
         if first is not None:
             return order_alike(first, made)
         order = job_order(
@@ -127,11 +136,11 @@ class RecipeOrders:
             schema_version=form.recipe.version,
             mode=wanted.mode,
             code={form.name: shape.code},
-            requirements=wanted.required(shape),
+            requirements=wanted.required(shape, shared_base, args.get("gpus")),
             **shared,
         )
         if wanted.firsts is not None:
-            wanted.firsts[id(shape)] = order
+            wanted.firsts[like] = order
         return order
 
     def _wanted(self, checked: Checked, shared: Shared) -> Wanted:
@@ -234,8 +243,8 @@ class RecipeOrders:
         return self._whole[text]
 
 
-def _required_of(checked: Checked, shape: Shape) -> RequirementsBody:
-    return required_of_entry(checked.entry, checked.job.given.values, shape.needs)
+def _required_of(checked: Checked, shape: Shape, shared: SharedBase | None, gpus: int | None) -> RequirementsBody:
+    return required_of_entry(checked.entry, checked.job.given.values, shape.needs, shared, gpus)
 
 
 def with_all(values: Mapping[str, Any], varied: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from stoker.model.digests import digest_value
 from stoker.model.errors import Fault, Faults
-from stoker.model.frozen import frozen
+from stoker.model.frozen import changed, frozen
 from stoker.model.resources import Needs
 from stoker.plan.code_identity import CodeIdentity
 from stoker.plan.graph import Plan
@@ -41,7 +41,8 @@ class Shapes:
     """Compiles plans, one for each shape."""
 
     def __init__(self, desk: Desk, code: CodeIdentity) -> None:
-        self._desk = desk
+        # It runs elsewhere: what this machine has of devices is nothing to it.
+        self._desk = changed(desk, count_gpus=lambda: 0)
         self._code = code
         self._known: dict[Any, Shape] = {}
         self._digests: dict[frozenset[str], str] = {}

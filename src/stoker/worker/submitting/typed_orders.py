@@ -12,7 +12,8 @@ from stoker.model.ids import job_id
 from stoker.model.units import parse_duration
 from stoker.plan.code_identity import CodeIdentity
 from stoker.plan.recipe import Recipe
-from stoker.wire.orders import JobOrder, job_order
+from stoker.plan.sharing import SharedBase
+from stoker.wire.orders import JobOrder, RequirementsBody, job_order
 from stoker.worker.ordering import Batch, Desk, Draft, Made, check_name
 from stoker.worker.program_order import FOUND
 from stoker.worker.submitting.data_inputs import DataInputs, typed_inputs
@@ -22,7 +23,7 @@ from stoker.worker.submitting.program_orders import FOUND_ANYWHERE, program_iden
 from stoker.worker.submitting.recipe_form import RecipeForm
 from stoker.worker.submitting.recipe_orders import RecipeOrders, Wanted
 from stoker.worker.submitting.requiring import required_of_needs, required_of_program
-from stoker.worker.submitting.shapes import Shapes
+from stoker.worker.submitting.shapes import Shape, Shapes
 from stoker.worker.submitting.submitted_code import CodeWishes, SubmittedCode
 
 
@@ -99,13 +100,17 @@ def _recipe_jobs(
     jobs = []
     for one, place in zip(batch.made, places, strict=True):
         said = tuple(name for name, value in one.args.items() if value != form.base.get(name, form))
-        wanted = Wanted(form=form, said=said, required=lambda shape: required_of_needs(shape.needs))
+        wanted = Wanted(form=form, said=said, required=_required_of)
         faults: list[Fault] = []
         order = making.order(wanted, one.args, {**shared, **place}, faults.append)
         if order is None:
             raise _refused(recipe, faults)
         jobs.append(order)
     return jobs
+
+
+def _required_of(shape: Shape, shared: SharedBase | None, gpus: int | None) -> RequirementsBody:
+    return required_of_needs(shape.needs, shared, gpus)
 
 
 def _program_jobs(  # noqa: PLR0913 - what they are made of, and by whom

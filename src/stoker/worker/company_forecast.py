@@ -1,0 +1,91 @@
+"""What becomes of a job's trials that may work together: how many share a process, what that takes, what is free.
+
+Pure: what trials share is asked of their recipe, what the machine has is handed in. The run decides again, member by
+member, by what is free then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from stoker.model.frozen import frozen
+from stoker.model.resources import Needs
+from stoker.plan.graph import Plan
+from stoker.plan.sharing import SharedBase
+from stoker.worker.trials import Trial
+
+
+@frozen
+class Room:
+    """What the machine has for work on one device, or on none."""
+
+    device_bytes: int | None = None
+    """Free on the device that has the most of it."""
+    memory_bytes: int | None = None
+    """Free of the machine's own."""
+
+
+@frozen
+class CompanyForecast:
+    """One company to be."""
+
+    members: int
+    at_once: int
+    """How many of them have room together; the rest comes after them."""
+    base_bytes: int
+    """Held once."""
+    predicted_bytes: int
+    """Of those that have room together, the base included."""
+    free_bytes: int | None
+    is_on_device: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "members": self.members,
+            "at_once": self.at_once,
+            "base_bytes": self.base_bytes,
+            "predicted_bytes": self.predicted_bytes,
+            "free_bytes": self.free_bytes,
+            "is_on_device": self.is_on_device,
+        }
+
+
+def foretell_companies(
+    plan: Plan, trials: Sequence[Trial], shared: Callable[[Trial], SharedBase | None], room: Room
+) -> list[CompanyForecast]:
+    """Foretell the companies that trials become, in the order of their first members; what works alone makes none."""
+    together = {node.id: node.needs for node in plan.nodes if node.stage.together}
+    groups: dict[str, list[Needs]] = {}
+    for trial in trials:
+        needs = next((together[name] for name in trial.nodes.nodes if name in together), None)
+        base = shared(trial) if needs is not None else None
+        if needs is not None and base is not None and base.word:
+            groups.setdefault(base.word, []).append(needs)
+    return [_forecast(members, room) for members in groups.values()]
+
+
+def _forecast(members: Sequence[Needs], room: Room) -> CompanyForecast:
+    is_on_device = members[0].gpu > 0
+    free_bytes = room.device_bytes if is_on_device else room.memory_bytes
+    wanted = [
+        (one.vram_bytes, one.base_bytes) if is_on_device else (one.memory_bytes, one.base_memory_bytes)
+        for one in members
+    ]
+    base_bytes = max(base for _, base in wanted)
+    own = [max(0, total - base) for total, base in wanted]
+    most = min((one.most for one in members if one.most), default=len(members))
+    at_once, taken_bytes = 0, base_bytes
+    for own_bytes in own[:most]:
+        if at_once and free_bytes is not None and taken_bytes + own_bytes > free_bytes:
+            break
+        taken_bytes += own_bytes
+        at_once += 1
+    return CompanyForecast(
+        members=len(members),
+        at_once=at_once,
+        base_bytes=base_bytes,
+        predicted_bytes=taken_bytes,
+        free_bytes=free_bytes,
+        is_on_device=is_on_device,
+    )

@@ -1,0 +1,50 @@
+"""How the trials of a sweep rank among each other, by what `plan.ranking` chooses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stoker.model.frozen import frozen
+from stoker.plan.ranking import Measure, best_first, measure_for
+from stoker.worker.program_order import flat
+from stoker.worker.trials import TrialEnd
+
+
+@frozen
+class Standing:
+    """A trial that ended well, as ranking sees it."""
+
+    n: int
+    end: TrialEnd
+    is_done: bool = True
+    is_failed: bool = False
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        return {name: float(value) for name, value in self.end.metrics.items() if type(value) in (int, float)}
+
+
+@frozen
+class Ranked:
+    """Trials that ended well, best first."""
+
+    standings: tuple[Standing, ...]
+    measure: Measure
+
+    @property
+    def best(self) -> Standing | None:
+        """The best one, if what it is ranked by is a number."""
+        value = self.standings[0].metrics.get(self.measure.metric)
+        return None if value is None or not math.isfinite(value) else self.standings[0]
+
+
+def rank_trials(ends: Sequence[TrialEnd], args: Mapping[str, Any]) -> Ranked | None:
+    """Rank the trials that ended well, `args` being those of one of them; nothing if there is nothing to compare."""
+    done = [Standing(n=end.trial.number, end=end) for end in ends if end.state == "completed"]
+    # A program's own parameters stand among its recipe's arguments.
+    params = args.get("params")
+    settings = {**flat(args), **(flat(params) if isinstance(params, Mapping) else {})}
+    measure = measure_for(done, settings) if len(done) > 1 else None
+    return None if measure is None else Ranked(standings=tuple(best_first(done, measure)), measure=measure)

@@ -1,0 +1,91 @@
+"""Jobs in one process: who is told that it joins whom, and who is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.coordinator.matching.cases import Case, Fleet, Holder
+from stoker.coordinator.matching.explaining import explain_job
+from stoker.model.nodes import Gpu, Node
+from stoker.model.requirements import Requirements, WantedJob, Wish
+from stoker.model.resources import GIB
+from stoker.wire.leasing import Measured
+from stoker.wire.views import JobExplanation
+from tests.unit.coordinator.fleets import Driven, box, card, refused
+from tests.unit.coordinator.test_matching_explaining import NOW_S, view
+
+BASE = "3f2a9c0144aa0f55"
+DESK = Node(name="desk", host="desk", max_adapters=8, gpus=(Gpu(uuid="GPU-1", type="rtx-4090", vram_mb=24 * 1024),))
+
+
+def adapter(base: str = BASE, **more: Any) -> WantedJob:
+    said = {"vram_bytes": 5 * GIB, "base_bytes": 4 * GIB, "ram_bytes": 5 * GIB // 2, "base_ram_bytes": 2 * GIB, **more}
+    asked = Requirements(**{"wish": Wish.PREFER, "may_share": True, "base": base, **said})
+    return WantedJob(name="lora", model="language/lora", requirements=asked)
+
+
+def fleet(*holders: Holder, count: int | None = None) -> Fleet:
+    """A desk for eight adapters, on which these run."""
+    driven = Driven()
+    driven.matcher.put_machine("desk", box("desk", card("GPU-1")), declared=DESK)
+    for number in range(len(holders) if count is None else count):
+        driven.wait(number + 1, adapter())
+        driven.grant("desk")
+    return Fleet(offers=driven.matcher.offers(), holders={"desk": list(holders)})
+
+
+def member(job: str, wanted: WantedJob | None = None, *devices: str) -> Holder:
+    return Holder(job=job, wanted=wanted or adapter(), devices=devices or ("GPU-1",), is_shared=True)
+
+
+def told(fleet: Fleet, wanted: WantedJob | None = None, **job: Any) -> JobExplanation:
+    seen = view(**{"name": "lora/3", "recipe": "language/lora", **job})
+    ahead = 0 if seen.state == "pending" else None
+    return explain_job(Case(job=seen, wanted=wanted or adapter(), ahead=ahead), fleet, now_s=NOW_S)
+
+
+def test_who_would_join_others_is_told_whom():
+    found = told(fleet(member("lora/1"), member("lora/2")))
+    words = "in one process with lora/1, lora/2: same base 3f2a9c01…"
+    assert found.verdict == f"waits, 1st in line: starts when desk next asks for work, {words}"
+    assert found.together == ("lora/1", "lora/2")
+
+
+def test_who_runs_with_others_is_told_so_without_its_own_name():
+    found = told(fleet(*(member(f"lora/{number}") for number in range(1, 7))), state="running", machine="desk")
+    others = "lora/1, lora/2, lora/4 and 2 more"
+    assert found.verdict == f"runs on desk, in one process with {others}: same base 3f2a9c01…"
+    assert found.together == ("lora/1", "lora/2", "lora/4", "lora/5", "lora/6")
+
+
+def test_who_is_first_joins_nobody():
+    found = told(fleet())
+    assert (found.verdict, found.together) == ("waits, 1st in line: starts when desk next asks for work", ())
+
+
+def test_another_base_another_device_and_programs_that_only_share_memory_are_no_company():
+    others = (
+        member("other", adapter("9b00")),
+        member("elsewhere", adapter(), "GPU-2"),
+        member("program", adapter(base_ram_bytes=0)),
+    )
+    assert told(fleet(member("lora/3"), *others), state="running", machine="desk").verdict == "runs on desk"
+    mine = adapter(base_ram_bytes=0)
+    assert not told(fleet(member("lora/3", mine), member("lora/1")), mine, state="running", machine="desk").together
+
+
+def test_the_ninth_waits_for_a_slot_and_is_told_what_would_help():
+    found = told(fleet(*(member(f"lora/{number}") for number in range(1, 9))), name="lora/9")
+    assert found.verdict.startswith("waits, 1st in line. desk: taken by lora/1, lora/2, lora/3 and 5 more")
+    (row,) = found.machines
+    assert row["obstacles"][0]["why"] == "all 8 slots are taken (8 jobs)"
+    assert found.together == ()
+
+
+def test_the_matcher_gives_eight_at_once_and_no_ninth():
+    driven = Driven()
+    driven.matcher.put_machine("desk", box("desk", card("GPU-1"), ram_gib=16), declared=DESK)
+    for number in range(1, 10):
+        driven.wait(number, adapter())
+    assert driven.grants("desk") == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert refused(driven.ask("desk", measured=Measured(ram_available_bytes=10 * GIB))).waiting == {"slots": 1}

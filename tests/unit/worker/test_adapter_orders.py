@@ -1,0 +1,131 @@
+"""The adapters of a file as trials of one job: what holds for which, and what its recipe refuses, with line and key."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from stoker.model.clock import SystemClock
+from stoker.model.errors import AdaptersFaults, Faults
+from stoker.plan.catalogue import Catalogue, Source
+from stoker.worker.adapter_orders import order_adapters
+from stoker.worker.ordering import Desk, Order
+from tests.unit.plan.lab import Lab
+
+TWO = """
+epochs = 2
+[[adapter]]
+data = "sums"
+checkpoint = "c/legal"
+label = "legal"
+rank = 4
+[[adapter]]
+data = "chats.jsonl"
+checkpoint = "c/code"
+lr = 1e-3
+"""
+
+
+class Counter:
+    """A desk and a file in front of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lab = Lab(folder / "lab")
+        self._numbers = itertools.count(1)
+        (folder / "files").mkdir()
+        (folder / "files/chats.jsonl").write_text('{"text": "hello"}\n')
+
+    def order(self, text: str, *words: str, environment: dict[str, str] | None = None) -> Order:
+        path = self.folder / "files" / "two.toml"
+        path.write_text(text)
+        desk = Desk(
+            catalogue=Catalogue(
+                str(self.folder / "index.json"), [Source(name="language", value="stoker.cookbooks.language:COOKBOOK")]
+            ),
+            memo=self._lab.store.memo,
+            clock=SystemClock(),
+            folder=str(self.folder),
+            version="1.2.3",
+            entropy=next(self._numbers),
+            environment=environment or {},
+            capacity=self._lab.capacity,
+        )
+        return order_adapters(desk, str(path), words, shown="two.toml")
+
+    def faults(self, text: str, *words: str) -> list[str]:
+        with pytest.raises(Faults) as caught:
+            self.order(text, *words)
+        return [str(fault) for fault in caught.value.faults]
+
+
+@pytest.fixture
+def counter(tmp_path: Path) -> Counter:
+    return Counter(tmp_path)
+
+
+def test_each_adapter_becomes_a_trial_with_its_label_and_checkpoints(counter: Counter) -> None:
+    order = counter.order(TWO, "base=tiny", "learning_rate=5e-4", "schedule=round_robin", "rank=8")
+    first, second = order.trials
+    assert order.spec.name == "two"
+    assert (first.label, first.number, second.label) == ("legal", 1, "code")
+    told = ("rank", "alpha", "lr", "epochs", "turns", "adapter_index")
+    assert [first.args[name] for name in told] == [4, 8.0, 5e-4, 2, "round_robin", 0]
+    assert [second.args[name] for name in told] == [8, None, 1e-3, 2, "round_robin", 1]
+    assert second.args["data"] == str(counter.folder / "files/chats.jsonl")
+    assert first.args["checkpoints"] == str(counter.folder / "files/c/legal")
+    assert first.args["label"] == "legal"
+    assert first.point == {"data": "sums", "rank": 4, "alpha": 8.0, "lr": 5e-4}
+    assert second.point["data"] == "chats.jsonl"
+    assert order.notes == (
+        "lr holds for adapters that say nothing else: code says its own",
+        "rank holds for adapters that say nothing else: legal says its own",
+    )
+
+
+def test_the_environment_counts_as_it_does_for_every_run(counter: Counter) -> None:
+    order = counter.order(TWO, "base=tiny", environment={"STOKER__batch": "3"})
+    assert [trial.args["batch"] for trial in order.trials] == [3, 3]
+
+
+def test_a_base_of_the_file_is_seen_from_its_folder(counter: Counter) -> None:
+    (counter.folder / "files/bases").mkdir()
+    (fault,) = counter.faults(f'base = "bases"\n{TWO}')
+    assert fault.startswith("two.toml:1:8: base: ")
+    assert "no config.json" in fault
+
+
+def test_what_the_recipe_refuses_is_told_with_line_and_key_once(counter: Counter) -> None:
+    wrong = TWO.replace("rank = 4", 'rank = 4\ntargets = ["q_prj"]').replace("lr = 1e-3", "rank = 5000")
+    first, second = counter.faults(wrong, "base=tiny")
+    assert first.startswith("two.toml:8:11: adapter[0].targets: ")
+    assert "q_proj" in first
+    assert second.startswith("two.toml:12:8: adapter[1].rank: ")
+    (typed,) = counter.faults(TWO, "base=org/nowhere")
+    assert typed.startswith("base=: org/nowhere is no folder here")
+    (missing,) = counter.faults(TWO)
+    assert "over which base" in missing
+
+
+def test_faults_of_the_words_and_of_the_file_come_together(counter: Counter) -> None:
+    with pytest.raises(AdaptersFaults) as caught:
+        counter.order(TWO.replace("rank = 4", "rank = 0"), "lr=x")
+    assert [str(fault).partition(":")[0] for fault in caught.value.faults] == ["argument 1", "two.toml"]
+
+
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [("lr=1e-3,1e-4", "not swept"), ("data=sums", "has its own"), ("label=x", "has its own"), ("rnk=3", "rank")],
+)
+def test_words_that_can_not_hold_for_all_are_refused(counter: Counter, word: str, why: str) -> None:
+    (fault,) = counter.faults(TWO, "base=tiny", word)
+    assert why in fault
+
+
+def test_two_adapters_that_are_the_same_are_a_fault(counter: Counter) -> None:
+    text = '[[adapter]]\ndata = "sums"\ncheckpoint = "a"\n[[adapter]]\ndata = "sums"\ncheckpoint = "b"\n'
+    (fault,) = counter.faults(text, "base=tiny")
+    assert "b is the same as a" in fault
+    assert len(counter.order(f"{text}seed = 2\n", "base=tiny").trials) == 2

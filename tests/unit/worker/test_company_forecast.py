@@ -1,0 +1,71 @@
+"""How many trials are foreseen to share a process, and what that takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker.model.digests import digest_value
+from stoker.model.resources import GIB, Needs
+from stoker.plan.authoring import JsonKind, Together, stage
+from stoker.plan.graph import Node, Plan
+from stoker.plan.sharing import SharedBase
+from stoker.plan.sweep_plan import TrialNodes
+from stoker.worker.company_forecast import Room, foretell_companies
+from stoker.worker.trials import Trial
+
+
+class Made(JsonKind):
+    name = "forecast/made"
+    version = 1
+
+
+@stage("forecast/train", version=1, together=Together(run="x:y", key=lambda _args, _digests: "w"))
+def train() -> Made:
+    raise NotImplementedError
+
+
+def node(number: int, needs: Needs) -> Node:
+    return Node(id=f"{number}.train", stage=train, args={}, inputs={}, asks=needs)
+
+
+def trial(number: int, word: str) -> Trial:
+    nodes = TrialNodes(final=f"{number}.train", keep=(), nodes=(f"{number}.train",))
+    return Trial(
+        number=number, label=f"n={number}", point={}, args={"w": word}, job_id=digest_value("t", number), nodes=nodes
+    )
+
+
+def foretell(words: str, needs: Needs, room: Room) -> list[tuple[int, int, float]]:
+    nodes = tuple(node(number, needs) for number in range(1, len(words) + 1))
+    plan = Plan(name="p", nodes=nodes, final=nodes[-1].id)
+    trials = [trial(number, word) for number, word in enumerate(words, 1)]
+
+    def shared(one: Trial) -> SharedBase:
+        word = "" if one.args["w"] == "-" else one.args["w"]
+        return SharedBase(word=word, base_bytes=0, member_bytes=0, base_ram_bytes=0, member_ram_bytes=0)
+
+    told = foretell_companies(plan, trials, shared, room)
+    return [(one.members, one.at_once, one.predicted_bytes / GIB) for one in told]
+
+
+ON_GPU = Needs(gpu=1, vram_gib=3.0, base_gib=2.0, shares=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "needs", "room", "told"),
+    [
+        ("aaaa", ON_GPU, Room(device_bytes=20 * GIB), [(4, 4, 6.0)]),
+        ("aaaa", ON_GPU, Room(device_bytes=5 * GIB), [(4, 3, 5.0)]),
+        # One begins whatever is free at the moment: the ledger lets it wait.
+        ("aaaa", ON_GPU, Room(device_bytes=GIB), [(4, 1, 3.0)]),
+        ("aaaa", ON_GPU, Room(), [(4, 4, 6.0)]),
+        ("aaaa", Needs(gpu=1, vram_gib=3.0, base_gib=2.0, most=2), Room(device_bytes=20 * GIB), [(4, 2, 4.0)]),
+        ("aabb", ON_GPU, Room(device_bytes=20 * GIB), [(2, 2, 4.0), (2, 2, 4.0)]),
+        ("--", ON_GPU, Room(device_bytes=20 * GIB), []),
+        ("aaa", Needs(memory_gib=1.5, base_memory_gib=1.0), Room(memory_bytes=2 * GIB), [(3, 2, 2.0)]),
+    ],
+)
+def test_as_many_go_together_as_have_room(
+    words: str, needs: Needs, room: Room, told: list[tuple[int, int, float]]
+) -> None:
+    assert foretell(words, needs, room) == told
