@@ -1,7 +1,8 @@
 """Telling files that declare things apart, by what stands at their top, and reading them.
 
-A cluster file has `nodes`; a manifest has `jobs`, `hosts` or both. What can't be read to its end is told by the lines
-that it has, so that a fault in a cluster file is a fault, and not a file that nobody knows.
+A cluster file has `nodes`; a manifest has `jobs`, `hosts` or both; an adapters file has `adapter`. What can't be read
+to its end is told by the lines that it has, so that a fault in a cluster file is a fault, and not a file that nobody
+knows.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import os
 import re
 from collections.abc import Callable
 
+from stoker.config.adapters import AdaptersFile
+from stoker.config.adapters_file import ADAPTERS, Around, adapters_of, file_as_it_is
 from stoker.config.cluster_file import WHAT as CLUSTER_FILE
 from stoker.config.cluster_file import cluster_of
 from stoker.config.config_file import SUFFIXES
@@ -23,27 +26,39 @@ from stoker.host.durable import translated
 from stoker.model.errors import LocalFile
 from stoker.model.nodes import Cluster
 
-_KEYS = {"nodes", "jobs", "hosts"}
+_KEYS = {"nodes", "jobs", "hosts", ADAPTERS}
 _HEAD_BYTES = 64 * 1024
 # Keys of the whole file stand at the beginning of a line, in YAML and TOML alike.
-_TOP_KEY = re.compile(rb"^(?:\xef\xbb\xbf)?(?:\[\[?\s*|\{\s*)?[\"']?(nodes|jobs|hosts)[\"']?\s*[\]:=.]", re.MULTILINE)
+_TOP_KEY = re.compile(
+    rb"^(?:\xef\xbb\xbf)?(?:\[\[?\s*|\{\s*)?[\"']?(nodes|jobs|hosts|adapter)[\"']?\s*[\]:=.]", re.MULTILINE
+)
+
+
+DeclaredFile = Cluster | Manifest | AdaptersFile
 
 
 def read_declared(
-    name: str, path: str, known: Callable[[], Known] = Known, make: Making[Manifest] = manifest_as_it_is
-) -> Cluster | Manifest | None:
-    """Read a cluster file or a manifest, called `name` in what is said about it; nothing if it is neither.
+    name: str,
+    path: str,
+    known: Callable[[], Known] = Known,
+    make: Making[Manifest] = manifest_as_it_is,
+    around: Callable[[], Around] = Around,
+) -> DeclaredFile | None:
+    """Read a file that declares things, called `name` in what is said about it; nothing if it is none of them.
 
-    `known` gives the names that a manifest may refer to, and is asked only for one; `make` may find more that is wrong
-    with its jobs. Raises what `read_cluster` and `read_manifest` raise.
+    `known` gives the names that a manifest may refer to, `around` what an adapters file may say, and each is asked only
+    for one; `make` may find more that is wrong with a manifest's jobs. Raises what `read_cluster`, `read_manifest` and
+    `read_adapters` raise.
     """
     if not path.endswith(SUFFIXES) or not os.path.isfile(path):
         return None
 
-    def read(reading: Reading, tree: Located | None) -> Cluster | Manifest | None:
+    def read(reading: Reading, tree: Located | None) -> DeclaredFile | None:
         keys = _top_keys(path) if tree is None else tree.value.keys() & _KEYS
         if "nodes" in keys:
             return cluster_of(reading, tree)
+        if keys == {ADAPTERS}:
+            return adapters_of(file_as_it_is, reading, tree, around())
         return made_of(make, reading, tree, known()) if keys else None
 
     try:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from stoker.config.manifest import Manifest
-from stoker.config.recognising import read_declared
+from stoker.config.recognising import DeclaredFile, read_declared
 from stoker.model.errors import ClusterFaults, LocalFile, ManifestFaults
 from stoker.model.nodes import Cluster
 from tests.unit.config.declaring import Drawer
 
 
-def look(drawer: Drawer, text: str | bytes, name: str) -> Cluster | Manifest | None:
+def look(drawer: Drawer, text: str | bytes, name: str) -> DeclaredFile | None:
     return read_declared(name, drawer.write(text, name))
 
 

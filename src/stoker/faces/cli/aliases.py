@@ -22,6 +22,7 @@ ALIASES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("clean-cache",), ("store", "prune", "--everywhere")),
     (("ledger",), ("machines", "memory")),
     (("plan", "inspect"), ("run", "--dry-run")),
+    (("sweep",), ("run",)),
 )
 
 

@@ -1,6 +1,7 @@
 """`stoker check`: are these files what they should be? Needs no network.
 
-Downloaded files are held against their receipts; cluster files and manifests are read to their last fault.
+Downloaded files are held against their receipts; cluster files, manifests and adapters files are read to their last
+fault.
 """
 
 from __future__ import annotations
@@ -36,13 +37,17 @@ GRAMMAR = Grammar(
     about=(
         "Verify files offline, reading every byte: a downloaded file against the receipt that its download left (found "
         "by its path, else by its digest), a receipt against its own checksum and the file it speaks of, a lock list "
-        "against everything on disk. Exit code 15 if anything differs. Of a cluster file (it has `nodes`) and of a "
-        "manifest (`jobs`, `hosts`), in YAML or TOML, every fault is told with its line, a recipe that is not "
-        "installed here and values that its recipe does not take among them; exit codes 23 and 24."
+        "against everything on disk. Exit code 15 if anything differs. Of a cluster file (it has `nodes`), a "
+        "manifest (`jobs`, `hosts`) and an adapters file (`adapter`), in YAML or TOML, every fault is told with its "
+        "line, a recipe that is not installed here, values that a recipe does not take and data that isn't there "
+        "among them; exit codes 23, 24 and 25."
     ),
     positionals=(
         Positional(
-            "FILE", help="downloaded files, receipts, lock lists, cluster files, manifests", key="files", is_many=True
+            "FILE",
+            help="downloaded files, receipts, lock lists, cluster files, manifests, adapters files",
+            key="files",
+            is_many=True,
         ),
     ),
     options=(Option("--out", value="DIR", help=f"where a lock list's files lie; `{LOCK_FOLDER}` unless told"),),
@@ -50,7 +55,7 @@ GRAMMAR = Grammar(
         "stoker check models/org-repo/model.gguf",
         "stoker check models.lock.json --json",
         "stoker check model.gguf config.json models.lock.json",
-        "stoker check cluster.yaml jobs.toml",
+        "stoker check cluster.yaml jobs.toml adapters.toml",
     ),
 )
 
@@ -112,7 +117,9 @@ def _hint(bad: list[Finding]) -> str:
     if all(one.is_known for one in bad):
         return "stoker fetch brings the right bytes"
     if len(bad) == 1 and bad[0].path.endswith(SUFFIXES):
-        return "if it is meant as a cluster file, it needs `nodes`; as a manifest, `jobs`"
+        return (
+            "if it is meant as a cluster file, it needs `nodes`; as a manifest, `jobs`; as an adapters file, `adapter`"
+        )
     if len(bad) == 1:
         return f"its sha256 is {bad[0].sha256}: compare it with what its author says, or fetch it"
     return "what Stoker did not fetch can't be checked: compare its sha256 with what its author says"
@@ -150,15 +157,17 @@ def check_list(call: Call, path: str, out: str | None) -> Iterator[Finding]:
 
 
 def _declared(call: Call, typed: Mapping[str, str]) -> list[Declared]:
-    """Read those files that are cluster files or manifests. One that was fetched is not, whatever is in it."""
+    """Read those files that declare something of ours. One that was fetched does not, whatever is in it."""
     may_be = {path: name for path, name in typed.items() if path.endswith(SUFFIXES)}
     may_be = {path: name for path, name in may_be.items() if not call.parts.receipts.has_any(path)}
     if not may_be:
         return []
     from stoker.config.recognising import read_declared
-    from stoker.faces.cli.declared_files import Declared, checked_here, known_here
+    from stoker.faces.cli.declared_files import Declared, adapters_here, checked_here, known_here
 
-    read = partial(read_declared, known=lambda: known_here(call), make=checked_here(call))
+    read = partial(
+        read_declared, known=lambda: known_here(call), make=checked_here(call), around=lambda: adapters_here(call)
+    )
     looked_at = [Declared.of(name, path, read) for path, name in may_be.items()]
     return [one for one in looked_at if one.is_ours]
 

@@ -1,32 +1,36 @@
-"""Cluster files and manifests as `check` tells of them: what each declares, or everything that is wrong in it."""
+"""Files that declare things as `check` tells of them: what each declares, or everything that is wrong in it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from stoker.config.adapters import AdaptersFile
+from stoker.config.adapters_file import WHAT as ADAPTERS_FILE
+from stoker.config.adapters_file import Around
 from stoker.config.cluster_file import WHAT as CLUSTER_FILE
 from stoker.config.fields import Reading
 from stoker.config.manifest import HostEntry, Manifest
 from stoker.config.manifest_file import WHAT as MANIFEST
 from stoker.config.manifest_file import Making, ReadJob
 from stoker.config.manifest_rules import Known
+from stoker.config.recognising import DeclaredFile
 from stoker.faces.cli.call import Call
 from stoker.faces.view.signs import ASCII, UNICODE
-from stoker.model.errors import ClusterFaults, Faults
+from stoker.model.errors import AdaptersFaults, ClusterFaults, Faults
 from stoker.model.nodes import Cluster
 
 
 class Declared:
     """One file that was looked at."""
 
-    def __init__(self, name: str, path: str, made: Cluster | Manifest | None, error: Faults | None) -> None:
+    def __init__(self, name: str, path: str, made: DeclaredFile | None, error: Faults | None) -> None:
         self.name = name
         self.path = path
         self.made = made
         self.error = error
 
     @classmethod
-    def of(cls, name: str, path: str, read: Callable[[str, str], Cluster | Manifest | None]) -> Declared:
+    def of(cls, name: str, path: str, read: Callable[[str, str], DeclaredFile | None]) -> Declared:
         """Read a file; faults in it are kept, not raised."""
         try:
             return cls(name, path, read(name, path), None)
@@ -35,13 +39,15 @@ class Declared:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is a cluster file or a manifest at all."""
+        """Whether it declares something of ours at all."""
         return self.made is not None or self.error is not None
 
     @property
     def what(self) -> str:
-        is_cluster = isinstance(self.made, Cluster) or isinstance(self.error, ClusterFaults)
-        return CLUSTER_FILE if is_cluster else MANIFEST
+        if isinstance(self.made, Cluster) or isinstance(self.error, ClusterFaults):
+            return CLUSTER_FILE
+        is_adapters = isinstance(self.made, AdaptersFile) or isinstance(self.error, AdaptersFaults)
+        return ADAPTERS_FILE if is_adapters else MANIFEST
 
     def counts(self) -> dict[str, int]:
         """Give how many of each thing it declares."""
@@ -50,6 +56,8 @@ class Declared:
             return {"nodes": len(self.made.nodes), "GPUs": gpus, "adapter slots": self.made.adapter_slots}
         if isinstance(self.made, Manifest):
             return {"jobs": len(self.made.jobs), "hosts": len(self.made.hosts)}
+        if isinstance(self.made, AdaptersFile):
+            return {"adapters": len(self.made.adapters)}
         return {}
 
 
@@ -71,6 +79,13 @@ def checked_here(call: Call) -> Making[Manifest]:
         return check_values(call.parts.catalogue, jobs, hosts, reading)
 
     return make
+
+
+def adapters_here(call: Call) -> Around:
+    """Give what adapters of a file may say, as the recipe that trains one is installed here."""
+    from stoker.worker.adapter_orders import RECIPE, around_here
+
+    return around_here(call.parts.catalogue.load(RECIPE).args.declared())
 
 
 def tell_declared(call: Call, files: Sequence[Declared], *, is_alone: bool = True) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.faces.cli.call import Call
+from stoker.faces.cli.companies import companies_here
+from stoker.faces.view.company import forecast_text
 from stoker.faces.view.tables import table
 from stoker.faces.view.times import span
 from stoker.model.digests import Digest
@@ -15,12 +17,25 @@ from stoker.worker.ordering import Order
 from stoker.worker.trials import is_sweep
 
 
-def show_forecast(call: Call, order: Order, kept: Mapping[str, Digest], rerun: frozenset[str]) -> int:
+def show_forecast(
+    call: Call, order: Order, kept: Mapping[str, Digest], rerun: frozenset[str], *, is_solo: bool = False
+) -> int:
     """Write what a run would do."""
     parts, out = call.parts, call.out
     seen = preview(order.plan, cache=parts.cache, history=parts.history, rerun=rerun, kept=kept)
     if is_sweep(order.trials):
-        return _show_trials(call, order, seen, kept)
+        _show_trials(call, order, seen, kept)
+    else:
+        _show_stages(call, seen)
+    if not is_solo and seen.count(Verdict.HIT) < len(seen.forecasts):
+        for company in companies_here(call, order):
+            out.object({"company": company.to_json()})
+            out.line(forecast_text(company))
+    return 0
+
+
+def _show_stages(call: Call, seen: Preview) -> None:
+    out = call.out
     rows = []
     for forecast in seen.forecasts:
         out.object(forecast_as_json(forecast))
@@ -28,10 +43,9 @@ def show_forecast(call: Call, order: Order, kept: Mapping[str, Digest], rerun: f
     for line in table(rows, header=("stage", "", "cost", "why"), columns=out.columns):
         out.line(line)
     out.line(f"\n{_headline(seen)}; nothing was run")
-    return 0
 
 
-def _show_trials(call: Call, order: Order, seen: Preview, kept: Mapping[str, Digest]) -> int:
+def _show_trials(call: Call, order: Order, seen: Preview, kept: Mapping[str, Digest]) -> None:
     """List every trial with what of it is known and what would run."""
     by_node = {forecast.node: forecast for forecast in seen.forecasts}
     rows = []
@@ -60,7 +74,6 @@ def _show_trials(call: Call, order: Order, seen: Preview, kept: Mapping[str, Dig
     shared = "" if len(by_node) == sum(len(trial.nodes.nodes) for trial in order.trials) else ", what they share once"
     trials = "1 trial" if count == 1 else f"{count:,} trials"
     call.out.line(f"\n{trials}{shared}; {_headline(seen)}; nothing was run")
-    return 0
 
 
 def _verdict(forecasts: list[Forecast], *, is_kept: bool) -> str:

@@ -10,10 +10,13 @@ from stoker.faces.view.tables import table
 from stoker.faces.view.times import ago, span
 from stoker.model.errors import NotFound
 from stoker.model.frozen import changed
+from stoker.model.printable import one_line
 from stoker.plan.status import read_status
 from stoker.worker.job_folder import JobFolder, job_folders
 from stoker.worker.story import NodeStory, Story, tell
 from stoker.worker.trials import Trial, TrialEnd, end_of, is_sweep, shared_nodes
+
+_LONGEST_WHY = 200
 
 
 def job_facts(folder: JobFolder) -> dict[str, Any]:
@@ -55,7 +58,7 @@ def job_table(jobs: list[dict[str, Any]], *, now_s: float, columns: int) -> list
             span(job["elapsed_s"]),
             _counts(job),
             job["attempt"],
-            job["recipe"] + (f"  {job['why']}" if job["why"] else ""),
+            job["recipe"] + (f"  {one_line(job['why'], _LONGEST_WHY)}" if job["why"] else ""),
         ]
         for job in jobs
     ]

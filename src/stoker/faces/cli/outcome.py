@@ -30,7 +30,7 @@ def show_outcome(call: Call, plan: Plan, job: JobResult, name: str) -> None:
         tops = list(dict.fromkeys(f"{path.partition('/')[0]}{'/' * ('/' in path)}" for path in job.laid_out.files))
         named = ", ".join(tops[:_FILES_NAMED]) + (", …" if len(tops) > _FILES_NAMED else "")
         what = named or ("no files were written to $STOKER_OUT" if _is_program(plan) else "no files")
-        out.line(f"results: {_near(job.laid_out.folder, call.parts.settings.folder)}  ({what})")
+        out.line(f"results: {near_path(job.laid_out.folder, call.parts.settings.folder)}  ({what})")
         for kept in job.laid_out.kept_edits:
             out.note(f"note: you had edited it, so it was kept: {kept}")
     if job.result is not None and job.error is None:
@@ -102,7 +102,7 @@ def _is_program(plan: Plan) -> bool:
     return plan.node(plan.final).stage.name.startswith(f"{RECIPE}/")
 
 
-def _near(path: str, folder: str) -> str:
+def near_path(path: str, folder: str) -> str:
     """Give a path as short as it can be typed from a folder."""
     relative = os.path.relpath(path, folder)
     return path if relative.startswith("..") else relative

@@ -52,6 +52,10 @@ class Settings(Protocol):
         """Indexes, memos and reports of crashes."""
 
     @property
+    def peaks(self) -> str:
+        """The book of what trainings took beside what was foretold."""
+
+    @property
     def store(self) -> str:
         """What is kept."""
 

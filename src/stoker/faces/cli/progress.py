@@ -13,6 +13,7 @@ from typing import Any
 
 from stoker.faces.cli.output import Output
 from stoker.faces.cli.screens import Screen
+from stoker.faces.view.company import CompanyNews, company_text
 from stoker.faces.view.signs import ASCII, UNICODE
 from stoker.faces.view.stages import Pace, finished_text, running_text, sign_of, waiting_text
 from stoker.faces.view.times import span
@@ -26,7 +27,9 @@ _HITS_LISTED = 8
 class Progress:
     """Turns events into lines."""
 
-    def __init__(self, screen: Screen, out: Output, titles: Titles, *, near: str) -> None:
+    def __init__(
+        self, screen: Screen, out: Output, titles: Titles, *, near: str, company: CompanyNews | None = None
+    ) -> None:
         self._screen = screen
         self._out = out
         self._signs = UNICODE if out.is_unicode else ASCII
@@ -36,6 +39,9 @@ class Progress:
         self._kept: list[dict[str, Any]] = []
         self._paces: dict[str, Pace] = {}
         self._has_begun = False
+        self._failed = 0
+        self._company = company or CompanyNews()
+        self._is_introduced = False
         self._titles = titles
         self._width = titles.width
         self._near = near
@@ -71,17 +77,29 @@ class Progress:
                 for node in nodes
                 if node.ending == "waiting" and now_s - (node.waits_since_s or now_s) >= max(at_least_s, 0.1)
             ]
-            return waiting + [
-                running_text(node, self._width, now_s, self._paces.get(node.node))
-                for node in nodes
-                if node.ending == "running" and node.instances is None and now_s - (node.began_s or now_s) >= at_least_s
-            ]
+            company = [company_text(self._company.speed, self._width)] if self._company.speed.members > 1 else []
+            return (
+                waiting
+                + company
+                + [
+                    running_text(node, self._width, now_s, self._paces.get(node.node))
+                    for node in nodes
+                    if node.ending == "running"
+                    and node.instances is None
+                    and now_s - (node.began_s or now_s) >= at_least_s
+                ]
+            )
 
     def _keep_pace(self, kind: str, node: NodeStory, at_s: float) -> None:
         if kind == Kinds.STAGE_STEP and isinstance(node.step, int):
             self._paces.setdefault(node.node, Pace(node.step, at_s)).hear(node.step, at_s)
         elif kind == Kinds.STAGE_BEGIN or kind in _ENDS:
             self._paces.pop(node.node, None)
+        if node.node in self._titles.together:
+            if kind == Kinds.STAGE_STEP:
+                self._company.speed.hear(node.node, node.metrics, at_s)
+            elif kind in _ENDS:
+                self._company.speed.leave(node.node, at_s)
 
     def _begin(self) -> None:
         if self._has_begun:
@@ -110,6 +128,9 @@ class Progress:
             yield self._warning("", str(fields.get("message", "")))
 
     def _lines_about(self, node: NodeStory, kind: str, fields: dict[str, Any]) -> Iterable[str]:
+        if kind == Kinds.STAGE_BEGIN and node.node in self._titles.together and not self._is_introduced:
+            self._is_introduced = True
+            yield from self._company.lines
         if kind in _ENDS:
             # A trial tells of its own end, with its label and where its result lies.
             if node.node not in self._titles.of_trials:
@@ -141,7 +162,9 @@ class Progress:
             str(state), signs.left
         )
         colour = {"completed": "green", "failed": "red"}.get(str(state), "dim")
-        return f"{self._out.paint(sign, colour)} {trial_text(fields, self._titles, self._near)}"
+        self._failed += state == "failed"
+        others = max(0, self._titles.trials - self._failed) if self._titles.together else 0
+        return f"{self._out.paint(sign, colour)} {trial_text(fields, self._titles, self._near, others=others)}"
 
     def _warning(self, name: str, text: str) -> str:
         sign = self._out.paint(self._signs.warned, "yellow")

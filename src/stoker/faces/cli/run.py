@@ -24,6 +24,36 @@ from stoker.worker.trials import is_sweep
 MOST_UNASKED = 1_000
 MOST_TRIALS = 100_000
 
+RUNNING = (
+    Option("--dry-run", help="show what would run, why, and what it may cost; run nothing"),
+    Option(
+        "--rerun",
+        value="STAGE",
+        help="run this stage although its result is known; several with commas or by giving it again",
+        is_many=True,
+    ),
+    Option("--keep-going", help="go on with what does not depend on a stage that failed; a sweep does so anyway"),
+    Option("--max-failures", value="N", read=whole(1), help="with --keep-going, which it implies: stop after N"),
+    Option("--solo", help="each in a process of its own, also what could be trained together over one base"),
+    Option("-j", "--jobs", value="N", read=whole(1), help=f"stages at once, {MAX_IN_FLIGHT} unless told; programs 1"),
+    Option("--name", value="NAME", help="what the job is called; the recipe's last word, or the script, unless told"),
+    Option("--out", value="DIR", help="lay results out in DIR/NAME; stoker-out unless told"),
+    Option("--no-out", help="keep results in the store only"),
+    Option("--timeout", value="TIME", read=duration, help="stop if the whole takes longer: 90s, 15m, 2h"),
+    Option(
+        "--contain",
+        value="HOW",
+        help="keep memory within bounds by exactly this: systemd, cgroup2, cgroup1, address_space, watchdog, bare",
+    ),
+    Option(
+        "--wandb",
+        value="PROJECT",
+        help="pass metrics on to wandb too, offline unless WANDB_MODE says so; the program's Python has to have it",
+    ),
+    Option("-y", "--yes", help=f"do not ask, also for more than {MOST_UNASKED:,} trials"),
+)
+"""What may be said of how work is to run, whatever it is."""
+
 GRAMMAR = Grammar(
     "run",
     about=(
@@ -52,14 +82,7 @@ GRAMMAR = Grammar(
         Option(
             "--config", value="FILE", help="a YAML or TOML file to start from; several: later ones win", is_many=True
         ),
-        Option("--dry-run", help="show what would run, why, and what it may cost; run nothing"),
         Option("--failed", value="JOB", help="run again what failed, or was never reached, in an earlier job"),
-        Option(
-            "--rerun",
-            value="STAGE",
-            help="run this stage although its result is known; several with commas or by giving it again",
-            is_many=True,
-        ),
         Option(
             "--ranks",
             value="N|auto",
@@ -67,28 +90,7 @@ GRAMMAR = Grammar(
             help="run a program, or a recipe that has ranks=, as N processes that start and end together; auto: one "
             "for each GPU, or 1. See `stoker help gang run`",
         ),
-        Option("--keep-going", help="go on with what does not depend on a stage that failed; a sweep does so anyway"),
-        Option("--max-failures", value="N", read=whole(1), help="with --keep-going, which it implies: stop after N"),
-        Option(
-            "-j", "--jobs", value="N", read=whole(1), help=f"stages at once, {MAX_IN_FLIGHT} unless told; programs 1"
-        ),
-        Option(
-            "--name", value="NAME", help="what the job is called; the recipe's last word, or the script, unless told"
-        ),
-        Option("--out", value="DIR", help="lay results out in DIR/NAME; stoker-out unless told"),
-        Option("--no-out", help="keep results in the store only"),
-        Option("--timeout", value="TIME", read=duration, help="stop if the whole takes longer: 90s, 15m, 2h"),
-        Option(
-            "--contain",
-            value="HOW",
-            help="keep memory within bounds by exactly this: systemd, cgroup2, cgroup1, address_space, watchdog, bare",
-        ),
-        Option(
-            "--wandb",
-            value="PROJECT",
-            help="pass metrics on to wandb too, offline unless WANDB_MODE says so; the program's Python has to have it",
-        ),
-        Option("-y", "--yes", help=f"do not ask, also for more than {MOST_UNASKED:,} trials"),
+        *RUNNING,
     ),
     examples=(
         "stoker run tabular/gbt data=iris lr=0.05",
@@ -106,26 +108,36 @@ GRAMMAR = Grammar(
 
 def perform(call: Call, given: dict[str, Any]) -> int:
     """Run, or show what a run would do."""
-    rerun = [name for words in given["rerun"] for name in words.split(",") if name]
+    rerun = words_of(given["rerun"])
     desk = call.desk()
     if given["failed"] is not None:
         order, going_on = _order_failed(call, desk, given)
         if order is None:
             return 0
-        nodes = _nodes_to_rerun(order.plan, rerun)
+        nodes = nodes_to_rerun(order.plan, rerun)
     else:
         order = _order(call, desk, given)
-        nodes = _nodes_to_rerun(order.plan, rerun)
+        nodes = nodes_to_rerun(order.plan, rerun)
         going_on = go_on(order, call.parts.cache, call.sweeps_folder(), afresh=bool(nodes))
     _refuse_shared_outputs(order, given)
+    return carry_out(call, order, going_on, given, nodes)
+
+
+def carry_out(call: Call, order: Order, going_on: Continuation, given: dict[str, Any], nodes: frozenset[str]) -> int:
+    """Run an order, or show what that would do; `nodes` run in any case."""
     for note in (*order.notes, going_on.note):
         if note:
             call.out.note(f"note: {note}")
     if given["dry_run"]:
         from stoker.faces.cli.dry_run import show_forecast
 
-        return show_forecast(call, order, going_on.kept, nodes)
+        return show_forecast(call, order, going_on.kept, nodes, is_solo=given["solo"])
     return run_order(call, order, going_on, given, nodes)
+
+
+def words_of(given: list[str]) -> list[str]:
+    """Give the words of an option that takes several with commas, or by being given again."""
+    return [word for words in given for word in words.split(",") if word]
 
 
 def _order(call: Call, desk: Desk, given: dict[str, Any]) -> Order:
@@ -138,7 +150,7 @@ def _order(call: Call, desk: Desk, given: dict[str, Any]) -> Order:
         raise UnknownRecipe(
             f"{wanted.target} is no recipe and no plan",
             hint=f"settings of a recipe or a program: --config {wanted.target}; a manifest's jobs go to the fleet: "
-            f"stoker submit {wanted.target}",
+            f"stoker submit {wanted.target}; an adapters file: stoker adapters run {wanted.target}",
         )
     draft = desk.draft(wanted)
     _check_size(call, draft, given)
@@ -200,7 +212,7 @@ def _order_failed(call: Call, desk: Desk, given: dict[str, Any]) -> tuple[Order 
     return None, Continuation()
 
 
-def _nodes_to_rerun(plan: Plan, rerun: list[str]) -> frozenset[str]:
+def nodes_to_rerun(plan: Plan, rerun: list[str]) -> frozenset[str]:
     """Give the nodes that the words of --rerun mean: by id, by stage, or, in a sweep, the same node of every trial."""
     nodes: set[str] = set()
     faults = []

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from stoker.faces.cli.call import Call
+from stoker.faces.cli.companies import companies_here
 from stoker.faces.cli.failing import report
 from stoker.faces.cli.interrupting import Interruptions, say_aside
 from stoker.faces.cli.outcome import failure_lines, show_outcome
 from stoker.faces.cli.progress import Progress
 from stoker.faces.cli.screens import PlainScreen, Screen, SilentScreen
+from stoker.faces.view.company import CompanyNews, forecast_text
 from stoker.faces.view.trials import titles_of
 from stoker.model.errors import Cancelled, NoPermission
 from stoker.model.events import Event, event_line
@@ -43,7 +45,9 @@ def run_order(call: Call, order: Order, going_on: Continuation, given: dict[str,
         from stoker.faces.cli.wandb import tracking_of
 
         tracking = tracking_of(call, order, given["wandb"])
-    screen, listener, say = _listen(call, order)
+    companies = [] if options.solo else companies_here(call, order)
+    company = CompanyNews(lines=tuple(forecast_text(one) for one in companies), is_solo=options.solo)
+    screen, listener, say = _listen(call, order, company)
     execution = Execution(
         plan=order.plan,
         spec=spec,
@@ -56,6 +60,7 @@ def run_order(call: Call, order: Order, going_on: Continuation, given: dict[str,
         index=going_on.index,
         gives_up=not given["keep_going"],
         followers=() if tracking is None else (tracking,),
+        foreseen={"companies": [one.to_json() for one in companies]} if companies else {},
     )
 
     def leave() -> None:
@@ -70,7 +75,7 @@ def run_order(call: Call, order: Order, going_on: Continuation, given: dict[str,
     for end in tracking.ends if tracking is not None else ():
         if end.where:
             call.out.note(f"wandb: {end.where}; `wandb sync` sends what was kept offline")
-    return _tell(call, order, job, name)
+    return _tell(call, order, job, company)
 
 
 def _options(order: Order, given: dict[str, Any], rerun: frozenset[str], going_on: Continuation) -> RunOptions:
@@ -81,6 +86,7 @@ def _options(order: Order, given: dict[str, Any], rerun: frozenset[str], going_o
         rerun=rerun,
         kept=going_on.kept,
         deadline_s=given["timeout"],
+        solo=given["solo"],
     )
 
 
@@ -96,11 +102,12 @@ def _introduce(call: Call, order: Order, options: RunOptions) -> None:
         call.out.line(machine_line(call.parts, order, options))
 
 
-def _tell(call: Call, order: Order, job: JobResult, name: str) -> int:
+def _tell(call: Call, order: Order, job: JobResult, company: CompanyNews) -> int:
+    name = order.spec.name
     if is_sweep(order.trials):
         from stoker.faces.cli.sweep_outcome import show_sweep_outcome
 
-        show_sweep_outcome(call, order, job, name)
+        show_sweep_outcome(call, order, job, company)
     elif not call.flags.quiet:
         show_outcome(call, order.plan, job, name)
     elif job.laid_out is not None:
@@ -116,7 +123,9 @@ def _tell(call: Call, order: Order, job: JobResult, name: str) -> int:
     return code
 
 
-def _listen(call: Call, order: Order) -> tuple[Screen, Callable[[Event, float, int], None], Callable[[str], None]]:
+def _listen(
+    call: Call, order: Order, company: CompanyNews
+) -> tuple[Screen, Callable[[Event, float, int], None], Callable[[str], None]]:
     """Give where news of the run go: the screen to close, the journal's listener, and a voice for signal time."""
     out = call.out
     if out.is_json:
@@ -126,15 +135,16 @@ def _listen(call: Call, order: Order) -> tuple[Screen, Callable[[Event, float, i
             out.json_line(event_line(event, ts=at_s, seq=seq, source=attempt))
 
         return SilentScreen(), write, say_aside
-    titles = titles_of(order.plan, order.trials, job=order.spec.name)
+    titles = titles_of(order.plan, order.trials, job=order.spec.name, is_solo=company.is_solo)
+    near = call.parts.settings.folder
     if not out.is_quiet and out.is_terminal:
         from stoker.faces.cli.live import LiveScreen
 
         live = LiveScreen(out, call.parts.clock)
         # Not straight to the terminal, which is being drawn on.
-        return live, Progress(live, out, titles, near=call.parts.settings.folder).take, live.mention
+        return live, Progress(live, out, titles, near=near, company=company).take, live.mention
     screen = SilentScreen() if out.is_quiet else PlainScreen(out, call.parts.clock)
-    return screen, Progress(screen, out, titles, near=call.parts.settings.folder).take, say_aside
+    return screen, Progress(screen, out, titles, near=near, company=company).take, say_aside
 
 
 def _out_folder(call: Call, given: str | None) -> str:
@@ -162,5 +172,6 @@ def _options_told(options: RunOptions) -> dict[str, Any]:
         "max_failures": options.max_failures,
         "rerun": sorted(options.rerun),
         "timeout_s": options.deadline_s,
+        "solo": options.solo,
     }
     return {name: value for name, value in told.items() if value not in (None, [], False)}

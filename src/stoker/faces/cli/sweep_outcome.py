@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stoker.config.adapters import BEST
 from stoker.faces.cli.call import Call
+from stoker.faces.cli.outcome import near_path
+from stoker.faces.view.company import CompanyNews, end_text, ranking_lines
 from stoker.faces.view.stages import number
-from stoker.model.frozen import frozen
-from stoker.plan.ranking import best_first, measure_for
 from stoker.worker.execution import JobResult
 from stoker.worker.ordering import Order
-from stoker.worker.program_order import flat
+from stoker.worker.standings import rank_trials
 from stoker.worker.sweep_end import count_ends
 from stoker.worker.trials import TrialEnd
 
+_ADAPTER = "adapter_config.json"
+"""What PEFT looks for in a folder."""
 
-def show_sweep_outcome(call: Call, order: Order, job: JobResult, name: str) -> None:
+
+def show_sweep_outcome(call: Call, order: Order, job: JobResult, company: CompanyNews) -> None:
     """Write what became of a sweep."""
-    out = call.out
+    out, name = call.out, order.spec.name
     if out.is_quiet:
         for end in sorted(job.trials, key=lambda end: end.trial.number):
             if end.out:
@@ -30,8 +34,13 @@ def show_sweep_outcome(call: Call, order: Order, job: JobResult, name: str) -> N
     told += [f"{counts[state]} {state}" for state in ("failed", "cancelled") if counts[state]]
     if counts["not_run"]:
         told.append(f"{counts['not_run']} not run")
+    is_together = any(node.stage.together for node in order.plan.nodes)
     best = best_text(job.trials, order.trials[0].args)
+    for line in _ranking(job, order) if is_together else ():
+        out.line(line)
     out.line(f"{', '.join(told)}.{f' {best}' if best else ''}")
+    if is_together:
+        _show_company(call, order, job, company)
     following = []
     if counts["completed"] < len(order.trials):
         following.append(f"stoker run --failed {name}")
@@ -41,29 +50,36 @@ def show_sweep_outcome(call: Call, order: Order, job: JobResult, name: str) -> N
         out.line(f"next: {' · '.join(following)}")
 
 
+def _ranking(job: JobResult, order: Order) -> list[str]:
+    ranked = rank_trials(job.trials, order.trials[0].args)
+    return [] if ranked is None else ranking_lines(ranked)
+
+
+def _show_company(call: Call, order: Order, job: JobResult, company: CompanyNews) -> None:
+    """Say how quickly they went together, what they took, and where the best one lies."""
+    total = len(order.trials)
+    ran = [end for end in job.trials if not end.is_kept]
+    if ran and job.result is not None:
+        text = end_text(job.trials, total, job.result.elapsed_s, company.speed.mean)
+        is_done = any(end.state == "completed" for end in ran)
+        # What is known is not trained again, unless that is asked for.
+        trained = next((node.stage.name.rpartition("/")[2] for node in order.plan.nodes if node.stage.together), "")
+        again = f"   same {total} one by one: --solo --rerun {trained}"
+        solo = "" if company.is_solo or total < 2 or not is_done else again
+        call.out.line(f"{text}{solo}")
+    out = next((os.path.dirname(end.out) for end in job.trials if end.out), None)
+    if out is None or not os.path.islink(os.path.join(out, BEST)):
+        return
+    best = near_path(os.path.join(out, BEST), call.parts.settings.folder)
+    is_adapter = os.path.exists(os.path.join(out, BEST, _ADAPTER))
+    call.out.line(f'best: PeftModel.from_pretrained(base, "{best}")' if is_adapter else f"best: {best}")
+
+
 def best_text(ends: Sequence[TrialEnd], args: Mapping[str, Any]) -> str:
     """Name the best of some trials, with what it is best by; nothing if there is nothing to compare."""
-    done = [_Ranked(n=end.trial.number, end=end) for end in ends if end.state == "completed"]
-    # A program's own parameters stand among its recipe's arguments.
-    params = args.get("params")
-    settings = {**flat(args), **(flat(params) if isinstance(params, Mapping) else {})}
-    measure = measure_for(done, settings) if len(done) > 1 else None
-    if measure is None:
+    ranked = rank_trials(ends, args)
+    best = ranked.best if ranked is not None else None
+    if ranked is None or best is None:
         return ""
-    best = best_first(done, measure)[0]
-    value = best.metrics.get(measure.metric)
-    if value is None or not math.isfinite(value):
-        return ""
-    return f"Best {best.end.trial.label} ({measure.metric} {number(value)})."
-
-
-@frozen
-class _Ranked:
-    n: int
-    end: TrialEnd
-    is_done: bool = True
-    is_failed: bool = False
-
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        return {name: float(value) for name, value in self.end.metrics.items() if type(value) in (int, float)}
+    metric = ranked.measure.metric
+    return f"Best {best.end.trial.label} ({metric} {number(best.metrics[metric])})."

@@ -50,7 +50,10 @@ def best_line(comparison: Comparison) -> str:
 
 def trial_table(comparison: Comparison, *, rows: int, columns: int, signs: Signs) -> list[str]:
     """Lay the best trials out, one a line; failed ones last, with why."""
-    metrics = comparison.metrics[:METRICS_SHOWN]
+    ranked_by = comparison.measure.metric if comparison.measure is not None else ""
+    # A metric that is called as what was varied, such as the learning rate, would be a second column of that name.
+    told = [name for name in comparison.metrics if name == ranked_by or name not in comparison.varying]
+    metrics = told[:METRICS_SHOWN]
     header = ["", "trial", *comparison.varying, *metrics, *COST_HEADS, ""]
     laid = [_cells(row, comparison.varying, metrics, signs) for row in comparison.rows[:rows]]
     # A column that nobody has anything in only takes room.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.faces.view.tables import table
-from stoker.hardware.ledger.state import DeviceState, Holder, State, Waiter
+from stoker.hardware.ledger.state import DeviceState, HeldBase, Holder, State, Waiter
 from stoker.model.frozen import frozen
 from stoker.model.units import format_duration, format_size
 
@@ -37,7 +37,10 @@ def _device_lines(state: DeviceState, columns: int) -> list[str]:
         f"  usable {device.memory_type.usable_percent} % = {format_size(device.usable_bytes)} to share; "
         f"reserved {_reserved(state)}, available {format_size(state.available_bytes)}"
     )
-    holders = table([_holder(one) for one in state.holders], columns=columns, indent="  ")
+    together = {id(holder) for held in state.bases for holder in held.holders}
+    rows = [row for held in state.bases for row in _company(held)]
+    rows += [_holder(one) for one in state.holders if id(one) not in together]
+    holders = table(rows, columns=columns, indent="  ")
     return [
         f"{device.uuid}  {device.name + '  ' if device.name else ''}total {format_size(device.total_bytes)}{label}",
         shared,
@@ -64,23 +67,50 @@ def _measured(state: DeviceState) -> str:
     return told
 
 
+def _company(held: HeldBase) -> list[list[str]]:
+    """Lay out who has a base in common: the base once, then what each adds."""
+    pids = list(dict.fromkeys(holder.entry.owner.pid for holder in held.holders))
+    count = len(held.holders)
+    actual = held.actual_bytes
+    return [
+        [
+            f"process{'es' if len(pids) > 1 else ''} {', '.join(map(str, pids[:_LISTED]))}",
+            f"budget {format_size(held.promised_bytes)}, {format_size(held.base_bytes)} of it the base, once",
+            "measuring" if actual is None else f"actual {format_size(actual)}",
+            f"held {format_duration(max(holder.held_s for holder in held.holders))}",
+            f"{count} on one base" if count > 1 else "1 on its base",
+        ],
+        *(
+            [
+                "",
+                f"  + {format_size(holder.own_bytes)}",
+                "",
+                f"held {format_duration(holder.held_s)}",
+                "; ".join([holder.entry.job, *_notes(holder)]),
+            ]
+            for holder in held.holders
+        ),
+    ]
+
+
 def _holder(holder: Holder) -> list[str]:
     share, entry = holder.share, holder.entry
     budget = format_size(share.promised_bytes) if share.promised_bytes else "undeclared"
     whole = ", has it whole" if share.is_exclusive else ""
-    base = f", {format_size(entry.base_bytes)} of it shared base" if entry.base_bytes else ""
-    notes = []
-    if holder.left_behind is not None:
-        notes.append(f"ended; process {holder.left_behind} of it is still there")
-    elif holder.is_late:
-        notes.append("its lease is late, and its process lives")
+    base = f", {format_size(entry.base_bytes)} of it its base" if entry.base_bytes else ""
     return [
         f"process {entry.owner.pid}",
         f"budget {budget}{base}{whole}",
         "measuring" if share.measured_bytes is None else f"actual {format_size(share.measured_bytes)}",
         f"held {format_duration(holder.held_s)}",
-        "; ".join([entry.job, *notes]),
+        "; ".join([entry.job, *_notes(holder)]),
     ]
+
+
+def _notes(holder: Holder) -> list[str]:
+    if holder.left_behind is not None:
+        return [f"ended; process {holder.left_behind} of it is still there"]
+    return ["its lease is late, and its process lives"] if holder.is_late else []
 
 
 def _waiter(waiter: Waiter) -> list[str]:

@@ -6,13 +6,16 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stoker.faces.view.company import unaffected_text
 from stoker.faces.view.stages import memory_text, number
 from stoker.faces.view.times import span
 from stoker.model.frozen import fresh, frozen
 from stoker.plan.graph import Plan
+from stoker.plan.ranking import known_direction, preference
 from stoker.worker.trials import Trial, is_sweep, shared_nodes
 
 _METRICS_SHOWN = 3
+_METRICS_OF_MEMBERS = 2
 
 
 @frozen
@@ -26,12 +29,15 @@ class Titles:
     width: int = 0
     job: str = ""
     """Whose trials they are, for whoever wants to see a log."""
+    together: frozenset[str] = frozenset()
+    """Nodes that share a process with their like."""
+    trials: int = 0
 
 
 _WIDEST = 40
 
 
-def titles_of(plan: Plan, trials: Sequence[Trial], *, job: str = "") -> Titles:
+def titles_of(plan: Plan, trials: Sequence[Trial], *, job: str = "", is_solo: bool = False) -> Titles:
     """Name the nodes of a plan."""
     if not is_sweep(trials):
         plain = [f"{node.id}[0]" if node.fans_out else node.id for node in plan.nodes]
@@ -44,22 +50,34 @@ def titles_of(plan: Plan, trials: Sequence[Trial], *, job: str = "") -> Titles:
             stage = node.removeprefix(f"{trial.number}.")
             names[node] = trial.label if len(own) == 1 else f"{trial.label} {stage}"
     widest = max((len(trial.label) for trial in trials), default=0)
-    return Titles(names=names, of_trials=frozenset(names), width=min(_WIDEST, widest), job=job)
+    return Titles(
+        names=names,
+        of_trials=frozenset(names),
+        width=min(_WIDEST, widest),
+        job=job,
+        together=frozenset() if is_solo else frozenset(node.id for node in plan.nodes if node.stage.together),
+        trials=len(trials),
+    )
 
 
-def trial_text(fields: Mapping[str, Any], titles: Titles, near: str) -> str:
-    """Say how a trial ended: label, time, and what is worth adding."""
+def trial_text(fields: Mapping[str, Any], titles: Titles, near: str, *, others: int = 0) -> str:
+    """Say how a trial ended: label, time, and what is worth adding; `others` went on beside one that diverged."""
     width = titles.width
     label = f"{fields.get('label', ''):<{width}}"
     seconds = fields.get("seconds")
     took = f"{span(seconds) if isinstance(seconds, int | float) else '':>6}"
     if fields.get("state") == "failed":
         log = f"  hint: stoker logs {titles.job}/{fields.get('trial')}" if titles.job else ""
-        return f"{label}  {took}  {fields.get('message') or fields.get('cause')}{log}"
+        alone = unaffected_text(others) if fields.get("cause") == "diverged" else ""
+        return f"{label}  {took}  {fields.get('message') or fields.get('cause')}{alone}{log}"
     if fields.get("state") != "completed":
         return f"{label}  {took}  {fields.get('state')}"
-    metrics = fields.get("metrics")
-    told = [f"{name} {number(value)}" for name, value in list(_shown(metrics).items())[:_METRICS_SHOWN]]
+    metrics = _shown(fields.get("metrics"))
+    if titles.together:
+        # Of members what they are ranked by comes first; what they took is told of all of them together.
+        metrics = {name: metrics[name] for name in sorted(metrics, key=preference) if known_direction(name)}
+        metrics = dict(list(metrics.items())[:_METRICS_OF_MEMBERS])
+    told = [f"{name} {number(value)}" for name, value in list(metrics.items())[:_METRICS_SHOWN]]
     memory = memory_text(fields.get("peak_bytes"), fields.get("peak_gpu_bytes"))
     told += [f"peak {memory}"] if memory else []
     if fields.get("is_kept"):

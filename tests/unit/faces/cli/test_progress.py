@@ -3,6 +3,7 @@ from __future__ import annotations
 from stoker.faces.cli.output import Output
 from stoker.faces.cli.progress import Progress
 from stoker.faces.cli.screens import Running
+from stoker.faces.view.company import CompanyNews
 from stoker.faces.view.trials import Titles
 from stoker.model.events import Event, Kinds
 
@@ -24,11 +25,15 @@ class Paper:
         return
 
 
-def follow(*events: Event, titles: Titles = Titles(width=5)) -> Paper:  # noqa: B008 - it is frozen
+def follow(
+    *events: Event,
+    titles: Titles = Titles(width=5),  # noqa: B008 - it is frozen
+    company: CompanyNews | None = None,
+) -> Paper:
     paper = Paper()
     out = Output(is_json=False, is_quiet=False)
     out.is_unicode = True
-    progress = Progress(paper, out, titles, near="/work")
+    progress = Progress(paper, out, titles, near="/work", company=company)
     for number, event in enumerate(events):
         progress.take(event, 100.0 + number, number)
     return paper
@@ -178,3 +183,23 @@ def test_a_failed_trial_is_told_of_as_that() -> None:
     (line,) = follow(trial_end(2, state="failed"), titles=SWEEP).lines
     assert line.startswith("✗ x=2")
     assert line.endswith("hint: stoker logs mine/2")
+
+
+def test_members_of_a_company_are_introduced_once_and_their_speed_is_told_together() -> None:
+    names = {"1.train": "a", "2.train": "b"}
+    titles = Titles(names=names, of_trials=frozenset(names), width=10, together=frozenset(names), trials=2)
+    company = CompanyNews(lines=("2 adapters, one base",))
+    steps = [Event(Kinds.STAGE_STEP, {"node": node, "step": 1, "metrics": {"tokens_per_s": 500.0}}) for node in names]
+    diverged = {"label": "a", "state": "failed", "cause": "diverged", "message": "loss is nan", "trial": 1}
+    paper = follow(
+        begin("load"),
+        begin("1.train"),
+        begin("2.train"),
+        *steps,
+        Event(Kinds.TRIAL_END, diverged),
+        titles=titles,
+        company=company,
+    )
+    assert paper.lines == ["2 adapters, one base", "✗ a                   loss is nan, the other one unaffected"]
+    assert paper.running is not None
+    assert paper.running(110.0, 0.0)[0] == "2 together  1,000 tokens/s"

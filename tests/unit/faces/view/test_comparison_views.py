@@ -71,6 +71,11 @@ def test_trials_are_a_table_with_the_best_first_and_why_the_others_failed() -> N
     assert len(trial_table(sweep(), rows=2, columns=0, signs=ASCII)) == 3
 
 
+def test_a_metric_that_is_called_as_what_was_varied_is_no_second_column() -> None:
+    found = changed(sweep(), metrics=("loss", "lr"))
+    assert trial_table(found, rows=1, columns=0, signs=ASCII)[0].split() == ["trial", "lr", "opt", "loss", "time"]
+
+
 def test_what_trials_took_of_a_gpu_stands_beside_what_they_took_of_the_machine() -> None:
     found = comparison([row(1, loss=0.5, peak_bytes=3 << 30, peak_gpu_bytes=6 << 30), row(2, loss=0.7)])
     assert trial_table(found, rows=10, columns=0, signs=ASCII) == [

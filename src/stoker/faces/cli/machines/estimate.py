@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.grammar import Grammar, Option, Positional, size_with_unit
+from stoker.faces.view.company_memory import Seats, company_lines
 from stoker.faces.view.devices import short_name
 from stoker.faces.view.tables import table
-from stoker.hardware.estimate.calibration import CalibrationBook
+from stoker.hardware.admission import memory_here
+from stoker.hardware.estimate.calibration import CalibrationBook, Foretold
+from stoker.hardware.estimate.company import Company, CompanyEstimate, Where, estimate_company
+from stoker.hardware.estimate.company_reading import COMPANY_KEYS, WORDS, is_of_company, read_company
 from stoker.hardware.estimate.families import families, read_shape
 from stoker.hardware.estimate.fitting import Fit, Fitting, books_of, fits
 from stoker.hardware.estimate.reading import KEYS, read_training
+from stoker.hardware.estimate.seating import at_once, smaller
 from stoker.hardware.estimate.terms import Correction, Estimate, estimate
 from stoker.hardware.estimate.training import Training
 from stoker.hardware.ledger.asking import Candidate
 from stoker.hardware.ledger.deciding import Books
 from stoker.host.durable import read_regular, translate
-from stoker.model.devices import Backend
+from stoker.model.devices import Backend, Device
 from stoker.model.errors import BadInput, LocalFile, NotFound
 from stoker.model.units import format_size
 from stoker.store.hub.address import MAIN, read_repo
@@ -41,12 +46,18 @@ GRAMMAR = Grammar(
         "Foretell how much memory of one device a training will take, by going through its steps without a device: "
         "weights, adapters or gradients and optimiser, activations, logits, fragmentation, CUDA context. It is what "
         "the driver counts for the process, at its fullest moment. Then say on which device of this machine it fits: "
-        f"now, alone (when others have gone), or never. Families of models: {', '.join(families())}."
+        "now, alone (when others have gone), or never. "
+        "With adapters=K it foretells a company of language/lora: the base once, what each adapter adds, and how many "
+        f"fit at once. Families of models: {', '.join(families())}."
     ),
     positionals=(
         Positional("MODEL", help="a config.json, a folder with one, or a model of the hub that was fetched"),
         Positional(
-            "KEY=VALUE", help="what the training is like, by the keys below", key="words", is_many=True, keys=KEYS
+            "KEY=VALUE",
+            help="what the training is like, by the keys below",
+            key="words",
+            is_many=True,
+            keys={**KEYS, **COMPANY_KEYS},
         ),
     ),
     options=(
@@ -73,6 +84,7 @@ GRAMMAR = Grammar(
         "stoker machines estimate config.json",
         "stoker machines estimate models/llama method=lora rank=16 batch=8 sequence=1024",
         "stoker machines estimate Qwen/Qwen2-0.5B method=full batch=4 optimiser=adamw-fused checkpointing=true --json",
+        "stoker machines estimate models/llama adapters=8 rank=16 sequence=1024",
         "stoker machines estimate config.json batch=8 --measured 21.4GiB",
     ),
 )
@@ -81,12 +93,15 @@ GRAMMAR = Grammar(
 def perform(call: Call, given: dict[str, Any]) -> int:
     """Estimate, and say where it fits."""
     config, where = _config(call, given["model"])
-    training = read_training(read_shape(config, where=where), given["words"])
+    shape = read_shape(config, where=where)
+    if is_of_company(given["words"]):
+        return _company(call, given, read_company(shape, given["words"]), where)
+    training = read_training(shape, given["words"])
     devices = call.parts.devices
-    gpu = given["gpu"] or next((one.name for one in devices if one.backend is Backend.CUDA), "")
-    book = CalibrationBook(os.path.join(call.parts.settings.state, "vram.json"))
+    gpu, book = _gpu(call, given), CalibrationBook(call.parts.settings.peaks)
     if given["measured"] is not None:
-        _note(call, book, training, given, gpu)
+        plain = estimate(training, context_bytes=given["context"], gpu=gpu)
+        _note(call, book, training, given, plain.total_bytes)
     correction = _correction(call, book, training, given["torch"])
     told = estimate(training, context_bytes=given["context"], gpu=gpu, correction=correction)
     candidates = [one for one in map(Candidate.of, devices) if one is not None]
@@ -119,27 +134,109 @@ def _show(call: Call, training: Training, told: Estimate, fitting: list[Fitting]
     for line in table([[name, text.rjust(widest), why] for name, text, why in rows], columns=out.columns, indent="  "):
         out.line(line)
     for one in fitting:
-        device = one.device
-        label = f"{short_name(device)}{f' ({device.index})' if device.index is not None else ''}"
-        out.line(f"{label}{' [faked]' if device.is_fake else ''}: {_FITS[one.fit]}; {one.why}")
+        out.line(f"{_label(one.device)}: {_FITS[one.fit]}; {one.why}")
     if not fitting:
         out.line("this machine has no device to put it on")
 
 
-def _correction(call: Call, book: CalibrationBook, training: Training, torch: str | None) -> Correction | None:
+def _company(call: Call, given: dict[str, Any], company: Company, where: str) -> int:
+    """Estimate a company, and say how many of it fit where."""
+    gpu, book = _gpu(call, given), CalibrationBook(call.parts.settings.peaks)
+    if given["measured"] is not None:
+        plain = estimate_company(company, context_bytes=given["context"], gpu=gpu)
+        _note(call, book, company, given, plain.total_bytes, plain.needs.base_bytes)
+    correction = _correction(call, book, company, given["torch"])
+
+    def foretell(one: Company) -> CompanyEstimate:
+        return estimate_company(one, context_bytes=given["context"], gpu=gpu, correction=correction)
+
+    told = foretell(company)
+    seats = [
+        Seats(
+            uuid=uuid,
+            name=name,
+            at_once=at_once(room_bytes or 0, company, foretell),
+            room_bytes=room_bytes,
+            why=why,
+            would_fit=() if room_bytes is None else smaller(room_bytes, company, foretell, WORDS),
+        )
+        for uuid, name, room_bytes, why in (_rooms(call) if company.where is Where.CUDA else [_own_room()])
+    ]
+    if book.trouble:
+        call.out.note(f"warning: {book.trouble}")
+    call.out.object(
+        {
+            "model": where,
+            "family": company.shape.family,
+            "kind": company.kind,
+            "batch": company.rows,
+            "sequence": company.sequence,
+            **told.to_dict(),
+            "devices": [one.to_dict() for one in seats],
+        }
+    )
+    for line in company_lines(company, told, seats, columns=call.out.columns):
+        call.out.line(line)
+    if not seats:
+        call.out.line("this machine has no device to put it on")
+    return 0
+
+
+_Room = tuple[str, str, int | None, str]
+"""Of one place: its UUID, its name, how much it has for a company now, and what that is of."""
+
+
+def _rooms(call: Call) -> Iterator[_Room]:
+    """Give what every device has for those who share it."""
+    devices = call.parts.devices
+    candidates = [one for one in map(Candidate.of, devices) if one is not None]
+    states = {one.device.uuid: one for one in (call.parts.ledger.state(candidates).devices if candidates else ())}
+    for device in devices:
+        state = states.get(device.uuid)
+        if state is None:
+            yield device.uuid, _label(device), None, "nobody could say how much memory it has"
+            continue
+        free_bytes = state.device.total_bytes if state.free_bytes is None else state.free_bytes
+        room_bytes = min(state.available_bytes, free_bytes)
+        why = f"room for {format_size(room_bytes)} of the {format_size(state.device.usable_bytes)} to share"
+        yield device.uuid, _label(device), room_bytes, why
+
+
+def _own_room() -> _Room:
+    """Give what the machine's own memory has room for."""
+    memory = memory_here()
+    if memory.available_bytes is None or memory.most_bytes is None:
+        return "", "this machine", None, "nobody could say how much memory it has"
+    room_bytes = max(0, min(memory.available_bytes, memory.most_bytes))
+    return "", "this machine", room_bytes, f"{format_size(room_bytes)} of {format_size(memory.most_bytes)} are free"
+
+
+def _label(device: Device) -> str:
+    number = f" ({device.index})" if device.index is not None else ""
+    return f"{short_name(device)}{number}{' [faked]' if device.is_fake else ''}"
+
+
+def _gpu(call: Call, given: dict[str, Any]) -> str:
+    return given["gpu"] or next((one.name for one in call.parts.devices if one.backend is Backend.CUDA), "")
+
+
+def _correction(call: Call, book: CalibrationBook, work: Foretold, torch: str | None) -> Correction | None:
     if book.is_empty:
         return None
-    return book.correction(training, _torch(call, torch))
+    return book.correction(work, _torch(call, torch))
 
 
-def _note(call: Call, book: CalibrationBook, training: Training, given: dict[str, Any], gpu: str) -> None:
-    plain = estimate(training, context_bytes=given["context"], gpu=gpu)
+def _note(
+    call: Call, book: CalibrationBook, work: Foretold, given: dict[str, Any], plain_bytes: int, known_bytes: int = 0
+) -> None:
+    """Note what was measured; of what is known anyway nothing is learned."""
     torch = _torch(call, given["torch"])
     if not torch:
         hint = "say which one it was: --torch 2.11.0"
         raise BadInput("what was measured is kept by version of torch, and there is none here", hint=hint)
-    book.note(training, torch, measured_bytes=given["measured"], foretold_bytes=plain.total_bytes)
-    off = 100 * (plain.total_bytes - given["measured"]) / given["measured"]
+    measured_bytes, foretold_bytes = given["measured"] - known_bytes, plain_bytes - known_bytes
+    book.note(work, torch, measured_bytes=measured_bytes, foretold_bytes=foretold_bytes)
+    off = 100 * (plain_bytes - given["measured"]) / given["measured"]
     beside = f"{abs(off):.1f} % {'above' if off > 0 else 'below'} it"
     call.out.note(f"noted: {format_size(given['measured'])} measured; the estimate was {beside}")
 

@@ -1,0 +1,333 @@
+"""The adapters file: several adapters over one base, each with data and checkpoints of its own.
+
+    base = "Qwen/Qwen2.5-0.5B"          # what stands up here holds for all of them; so does key=value beside the file
+    epochs = 3
+
+    [[adapter]]
+    data = "legal.jsonl"                # seen from the file's folder
+    checkpoint = "checkpoints/legal"
+    label = "legal"
+    rank = 16                           # alpha is then 32, unless it says alpha
+    learning_rate = 2e-4
+    max_seq_len = 512
+
+TOML, or YAML with the same keys. All faults of a file are found in one go, each with its line and key. Which arguments
+there are beside `data`, `checkpoint` and `label` is not known here: whoever knows hands in a schema.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
+
+from stoker.config.adapters import LABEL_RULE, AdapterEntry, AdaptersFile, is_label
+from stoker.config.declared_file import read_as
+from stoker.config.field_kinds import Text
+from stoker.config.fields import PLAIN, WRONG, Given, Reading, below, shown
+from stoker.config.located import Located
+from stoker.config.schema import Schema
+from stoker.model.errors import AdaptersFaults
+from stoker.model.frozen import frozen
+from stoker.model.suggest import did_you_mean_path
+
+T = TypeVar("T")
+
+WHAT = "adapters file"
+ADAPTERS = "adapter"
+"""The list at its top."""
+OLDER_WORDS: Mapping[str, str] = {"learning_rate": "lr"}
+"""Keys of the file that are arguments by another name."""
+TURNS = "turns"
+_SCHEDULES = ("synchronized", "round_robin", "priority")
+"""What `schedule` may say of whose turn it is; anything else is of the learning rate."""
+_OWN_WORDS = ("data", "checkpoint", "label")
+_OF_ALL = ("base", TURNS)
+"""What the whole company has, so no adapter says it."""
+_FORM_HINT = "one adapter is [[adapter]] and its keys below it"
+
+
+@frozen
+class Around:
+    """What there is to know beside the file."""
+
+    schema: Schema | None = None
+    """The arguments of the recipe that trains an adapter; unknown ones are let pass if nobody knows them."""
+    data: Collection[str] | None = ()
+    """Names that stand for examples without being files. Nothing: whether data is there does not matter."""
+    given: Mapping[str, Any] | None = None
+    """What was said beside the file, by argument. Nothing if the file alone is looked at: then it may lack a base."""
+
+
+class ReadAdapter(NamedTuple):
+    """One adapter on its way: what was read of it, and where that stands."""
+
+    given: Given
+    """Its values by the recipe's arguments; `checkpoint`, `data` and `label` by their own names."""
+    entry: AdapterEntry | None
+    """Nothing if it lacks what it has to have; the faults say why."""
+    words: Mapping[str, str]
+    """By the recipe's argument, the key that the file has for it."""
+    own: Mapping[str, str] = MappingProxyType({})
+    """Its data, folder and label, as far as they are right; paths from the root on."""
+
+    def note(self, argument: str, message: str, hint: str, reading: Reading) -> None:
+        """Note what is wrong with an argument, where the adapter says it."""
+        word = self.words.get(argument, argument)
+        reading.refuse(self.given.at(word), below(self.given.key, word), message, hint)
+
+
+class Whole(NamedTuple):
+    """A file on its way."""
+
+    file: AdaptersFile
+    top: ReadAdapter
+    """What stands at its top; no adapter."""
+    adapters: Sequence[ReadAdapter]
+
+
+Making = Callable[[Whole, Reading], T]
+"""Makes something of a file. It may note faults: places are known only as long as it works."""
+
+
+def read_adapters(name: str, path: str, around: Around | None = None) -> AdaptersFile:
+    """Read an adapters file, called `name` in what is said about it.
+
+    Raises `AdaptersFaults` with everything that is wrong in it, or `LocalFile` if it can't be read at all.
+    """
+    return read_adapters_into(file_as_it_is, name, path, around)
+
+
+def read_adapters_into(make: Making[T], name: str, path: str, around: Around | None = None) -> T:
+    """Read an adapters file and make something of it; what is noted meanwhile is raised with all the rest."""
+    return read_as(WHAT, name, path, lambda reading, tree: adapters_of(make, reading, tree, around or Around()))
+
+
+def adapters_of(make: Making[T], reading: Reading, tree: Located | None, around: Around) -> T:
+    """Make something of a file that was opened."""
+    at = tree if tree is not None else Located({}, 1, 1, 1, 1)
+    top = _Words(around, reading, noun="adapters file").read_map(at, "", own=(ADAPTERS,))
+    if tree is not None and around.given is not None and not top.given.says("base") and "base" not in around.given:
+        hint = 'base = "org/name", or a folder, above the first [[adapter]]; or base=… beside the file'
+        reading.refuse(at, "base", "nothing says over which base the adapters are trained", hint)
+    adapters = tuple(_adapters(at, reading, around)) if tree is not None else ()
+    _refuse_shared(adapters, reading)
+    entries = tuple(one.entry for one in adapters if one.entry is not None)
+    shared = {name: value for name, value in top.given.values.items() if name != ADAPTERS}
+    file = AdaptersFile(path=reading.source.path, shared=_with_alpha(shared, around), adapters=entries)
+    made = make(Whole(file=file, top=top, adapters=adapters), reading)
+    reading.sort()
+    reading.raise_any(AdaptersFaults)
+    return made
+
+
+def argument_of(word: str, value: object) -> str:
+    """Give the recipe's argument that a key of the file means."""
+    if word == "schedule" and value in _SCHEDULES:
+        return TURNS
+    return OLDER_WORDS.get(word, word)
+
+
+def file_as_it_is(whole: Whole, _reading: Reading) -> AdaptersFile:
+    """Make nothing else of a file."""
+    return whole.file
+
+
+def _adapters(tree: Located, reading: Reading, around: Around) -> Iterator[ReadAdapter]:
+    listed = tree.value.get(ADAPTERS)
+    if listed is None or listed.value in ([], None):
+        at = tree if listed is None else listed
+        reading.refuse(at, ADAPTERS, f"an {WHAT} has at least one adapter", _FORM_HINT)
+        return
+    if type(listed.value) is not list:
+        reading.refuse(listed, ADAPTERS, f"{shown(listed.value)} is not a list", _FORM_HINT)
+        return
+    folder = os.path.dirname(reading.source.path)
+    labels = _Labels(listed.value)
+    for index, item in enumerate(listed.value):
+        key = f"{ADAPTERS}[{index}]"
+        if type(item.value) is not dict:
+            if type(item.value) in PLAIN:
+                reading.refuse(item, key, f"{shown(item.value)} is not an adapter", _FORM_HINT)
+            continue
+        read = _Words(around, reading, noun="adapter").read_map(item, key, own=_OWN_WORDS, elsewhere=_OF_ALL)
+        read = read._replace(own=_own(read.given, folder, reading, around))
+        yield read._replace(entry=_entry(read, index, labels, around))
+
+
+def _own(given: Given, folder: str, reading: Reading, around: Around) -> dict[str, str]:
+    """Read what an adapter has words of its own for."""
+    own: dict[str, str] = {}
+    for word, kind in _OWN_KINDS.items():
+        if given.says(word):
+            value = kind.read(given.at(word), f"{given.key}.{word}", reading)
+            if value is not WRONG:
+                own[word] = value
+        elif word != "label":
+            reading.refuse(given.node, given.key, f"{word} is missing", f"{word} = … is {kind.says}")
+    if "data" in own:
+        own["data"] = _data(given, own["data"], folder, reading, around)
+    if "checkpoint" in own:
+        own["checkpoint"] = _checkpoint(given, own["checkpoint"], folder, reading)
+    return {word: value for word, value in own.items() if value}
+
+
+_OWN_KINDS = {
+    "data": Text("a file of examples"),
+    "checkpoint": Text("a folder"),
+    "label": Text("a label", fits=is_label, hint=LABEL_RULE),
+}
+
+
+def _entry(read: ReadAdapter, index: int, labels: _Labels, around: Around) -> AdapterEntry | None:
+    own = read.own
+    if "data" not in own or "checkpoint" not in own or read.given.says("label") is not ("label" in own):
+        return None
+    return AdapterEntry(
+        number=index + 1,
+        label=own.get("label") or labels.of(index, own["checkpoint"]),
+        data=own["data"],
+        checkpoint=own["checkpoint"],
+        values=_with_alpha(read.given.values, around),
+    )
+
+
+def _with_alpha(values: Mapping[str, Any], around: Around) -> dict[str, Any]:
+    """Give values with the alpha that a rank brings with it: twice as much, as the file has always meant it."""
+    rank = values.get("rank")
+    knows_alpha = around.schema is None or "alpha" in around.schema.leaves
+    if type(rank) is not int or "alpha" in values or not knows_alpha:
+        return dict(values)
+    return {**values, "alpha": _checked_alpha(2 * rank, around)}
+
+
+def _checked_alpha(alpha: int, around: Around) -> Any:
+    return alpha if around.schema is None else around.schema.leaves["alpha"].check(alpha)
+
+
+def _data(given: Given, data: str, folder: str, reading: Reading, around: Around) -> str:
+    if around.data is not None and data in around.data:
+        return data
+    path = _from(folder, data)
+    if around.data is None or os.path.exists(path):
+        return path
+    hint = f"seen from the file's folder, {folder}"
+    reading.refuse(given.at("data"), f"{given.key}.data", f"there is no file {shown(data)}", hint)
+    return ""
+
+
+def _checkpoint(given: Given, checkpoint: str, folder: str, reading: Reading) -> str:
+    path = _from(folder, checkpoint)
+    if os.path.exists(path) and not os.path.isdir(path):
+        where = f"{given.key}.checkpoint"
+        reading.refuse(given.at("checkpoint"), where, f"{shown(checkpoint)} is a file", "checkpoints go into a folder")
+        return ""
+    return path
+
+
+def _from(folder: str, path: str) -> str:
+    return os.path.normpath(os.path.join(folder, os.path.expanduser(path)))
+
+
+def _refuse_shared(adapters: Sequence[ReadAdapter], reading: Reading) -> None:
+    """Refuse two adapters of one label, or with one folder for their checkpoints."""
+    for word, what in (("label", "the label"), ("checkpoint", "the folder")):
+        first: dict[str, ReadAdapter] = {}
+        for one in adapters:
+            value = one.own.get(word, "")
+            if value and word == "checkpoint":
+                # Two names of one folder would write over each other, too.
+                value = os.path.realpath(value)
+            if value and first.setdefault(value, one) is not one:
+                hint = f"first on line {first[value].given.at(word).line}"
+                message = f"{what} {shown(one.given.at(word).value)} is another adapter's, too"
+                reading.refuse(one.given.at(word), f"{one.given.key}.{word}", message, hint)
+
+
+class _Labels:
+    """Labels for those that have none: by their checkpoints' folder, as long as that tells them apart."""
+
+    def __init__(self, items: Sequence[Located]) -> None:
+        # Numbers that are so far apart are nobody else's.
+        self._count = max(1000, len(items))
+        maps = [item.value if type(item.value) is dict else {} for item in items]
+        self._said = {one["label"].value for one in maps if "label" in one and type(one["label"].value) is str}
+        checkpoints = [one["checkpoint"].value for one in maps if "checkpoint" in one and "label" not in one]
+        self._leaves = Counter(_leaf(path) for path in checkpoints if type(path) is str)
+
+    def of(self, index: int, checkpoint: str) -> str:
+        """Label the adapter of that index."""
+        leaf = _leaf(checkpoint)
+        if is_label(leaf) and leaf not in self._said and self._leaves[leaf] == 1:
+            return leaf
+        number = index + 1
+        while (label := f"adapter-{number}") in self._said or label in self._leaves:
+            number += self._count
+        return label
+
+
+def _leaf(path: str) -> str:
+    return os.path.basename(os.path.normpath(path))
+
+
+class _Words:
+    """Reads the keys of one map that are arguments of the recipe."""
+
+    def __init__(self, around: Around, reading: Reading, *, noun: str) -> None:
+        self._leaves = around.schema.leaves if around.schema is not None else None
+        self._reading = reading
+        self._noun = noun
+
+    def read_map(self, node: Located, key: str, *, own: Sequence[str], elsewhere: Sequence[str] = ()) -> ReadAdapter:
+        """Read every key; `own` are left to whoever asks, what belongs `elsewhere` is refused."""
+        values: dict[str, Any] = {}
+        words: dict[str, str] = {}
+        for word, item in node.value.items():
+            if word in own or type(item.value) not in PLAIN:
+                continue
+            for path, leaf in self._in_record(word, item):
+                name = argument_of(path, leaf.value)
+                if name in elsewhere:
+                    message, hint = f"{word} is the same for all adapters", "say it above the first [[adapter]]"
+                    self._reading.refuse(item, below(key, word), message, hint, at_key=True)
+                    continue
+                if name in words:
+                    message = f"{path} and {words[name]} say the same"
+                    self._reading.refuse(leaf, below(key, path), message, "leave out one", at_key=True)
+                elif (value := self._value(name, leaf, below(key, path), own)) is not WRONG:
+                    values[name] = value
+                words.setdefault(name, path)
+        return ReadAdapter(given=Given(node, key, values), entry=None, words=words)
+
+    def _in_record(self, word: str, item: Located) -> Iterator[tuple[str, Located]]:
+        """Give the leaves of a map that is a record of the recipe's; any other value as it is."""
+        is_record = self._leaves is not None and any(path.startswith(f"{word}.") for path in self._leaves)
+        if not is_record or type(item.value) is not dict:
+            yield word, item
+            return
+        for name, inner in item.value.items():
+            yield from self._in_record(f"{word}.{name}", inner)
+
+    def _value(self, name: str, item: Located, key: str, own: Sequence[str]) -> Any:
+        if self._leaves is None:
+            return item.plain()
+        declared = self._leaves.get(name)
+        if declared is None or name in _HIDDEN:
+            known = [*own, *OLDER_WORDS, *(path for path in self._leaves if path not in _HIDDEN)]
+            hint = "" if self._reading.is_full else did_you_mean_path(name, known)
+            article = "an" if self._noun[0] in "aeiou" else "a"
+            message = f"{article} {self._noun} has no key {shown(name)}"
+            return self._reading.refuse(item, key, message, hint or f"known: {', '.join(known)}", at_key=True)
+        try:
+            return declared.check(item.plain())
+        except ValueError as error:
+            hint = f"{name} is {declared.says}"
+            if name == "schedule" and self._noun == WHAT:
+                hint += f"; whose turn it is: {', '.join(_SCHEDULES)}"
+            return self._reading.refuse(item, key, str(error), hint)
+
+
+_HIDDEN = frozenset({"data", "label", "checkpoints", "adapter_index", "machine_gpus"})
+"""Arguments that the file has words of its own for, or that Stoker finds out."""

@@ -1,0 +1,1 @@
+"""`stoker adapters`: the adapters of a file, trained together, and how they stand."""

@@ -1,0 +1,73 @@
+"""`stoker adapters run`: the adapters of a file, trained together here and now."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from stoker.faces.cli.call import Call
+from stoker.faces.cli.grammar import Grammar, Positional
+from stoker.faces.cli.run import RUNNING, carry_out, nodes_to_rerun, words_of
+from stoker.model.errors import Usage
+from stoker.worker.adapter_orders import order_adapters
+from stoker.worker.continuing import go_on
+from stoker.worker.ordering import Order
+
+_NAMED = 5
+
+GRAMMAR = Grammar(
+    "adapters run",
+    about=(
+        "Train the adapters of a file over one base, in one process, as many at once as memory allows. Each has a "
+        "label, data, checkpoints and settings of its own; one that ends, or fails, leaves the others as they are. "
+        "Results lie in stoker-out/NAME/LABEL, the best one also in stoker-out/NAME/best; checkpoints in the folders "
+        "that the file names. The same command goes on after an interruption."
+    ),
+    positionals=(
+        Positional("FILE", key="file", help="the adapters, in TOML or YAML: [[adapter]] with data and checkpoint"),
+        Positional(
+            "key=value",
+            key="values",
+            help="what holds for every adapter that says nothing else: base=org/name, rank=16, epochs=1, "
+            "schedule=round_robin, and whatever else language/lora takes",
+            is_many=True,
+            is_required=False,
+        ),
+    ),
+    options=RUNNING,
+    examples=(
+        "stoker adapters run adapters.toml",
+        "stoker adapters run adapters.toml base=Qwen/Qwen2.5-0.5B epochs=1 --dry-run",
+        "stoker adapters run adapters.toml --solo --name one-by-one",
+    ),
+)
+
+
+def perform(call: Call, given: dict[str, Any]) -> int:
+    """Run a file's adapters, or show what that would do."""
+    lonely = [word for word in given["values"] if "=" not in word]
+    if lonely:
+        listed = ", ".join(map(repr, lonely))
+        hint = "one file at a time; settings are one word each, without spaces around the ="
+        raise Usage(f"{listed} {'is' if len(lonely) == 1 else 'are'} not key=value", hint=hint)
+    desk = call.desk()
+    order = order_adapters(
+        desk, call.path(given["file"]), given["values"], shown=given["file"], name=given["name"] or ""
+    )
+    nodes = nodes_to_rerun(order.plan, words_of(given["rerun"]))
+    going_on = go_on(order, call.parts.cache, call.sweeps_folder(), afresh=bool(nodes))
+    code = carry_out(call, order, going_on, given, nodes)
+    if code == 0 and not given["dry_run"]:
+        _note_missing(call, order)
+    return code
+
+
+def _note_missing(call: Call, order: Order) -> None:
+    """Name adapters whose results were known, so that nobody wrote the checkpoints that the file wants."""
+    from stoker.cookbooks.language.records import BEST
+
+    missing = [one.label for one in order.trials if not os.path.isdir(os.path.join(one.args["checkpoints"], BEST))]
+    if missing:
+        those = ", ".join(missing[:_NAMED]) + (" …" if len(missing) > _NAMED else "")
+        known = "was known, and has no checkpoint" if len(missing) == 1 else "were known, and have no checkpoints"
+        call.out.note(f"note: {those} {known} where the file says; --rerun train_lora trains again and writes them")

@@ -1,0 +1,32 @@
+"""What is foreseen of trials that work together, on this machine as it is."""
+
+from __future__ import annotations
+
+from stoker.faces.cli.call import Call
+from stoker.hardware.admission import memory_here
+from stoker.worker.company_forecast import CompanyForecast, Room, foretell_companies
+from stoker.worker.ordering import Order
+
+
+def companies_here(call: Call, order: Order) -> list[CompanyForecast]:
+    """Foretell the companies of an order; none of one whose stages all work alone."""
+    together = [node for node in order.plan.nodes if node.stage.together]
+    if not together or not order.trials:
+        return []
+    desk = call.desk()
+    recipe = desk.catalogue.load(order.spec.recipe)
+    room = Room(
+        device_bytes=_most_free_bytes(call) if any(node.needs.gpu for node in together) else None,
+        memory_bytes=memory_here().available_bytes,
+    )
+    return foretell_companies(order.plan, order.trials, lambda trial: desk.shared_by(recipe, trial.args), room)
+
+
+def _most_free_bytes(call: Call) -> int | None:
+    """Give what the emptiest device has for work that shares it."""
+    rooms = [
+        min(device.usable_bytes, device.free_bytes if device.free_bytes is not None else device.usable_bytes)
+        for device in call.parts.devices
+        if device.usable_bytes is not None
+    ]
+    return max(rooms, default=None)

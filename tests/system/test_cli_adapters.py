@@ -1,0 +1,94 @@
+"""`stoker adapters` as a user sees it: what a file is told, what a run would do, and how adapters stand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.system.shell import Shell
+
+FILE = """base = "tiny"
+[[adapter]]
+data = "sums"
+checkpoint = "c/legal"
+rank = 4
+[[adapter]]
+data = "chats"
+checkpoint = "c/code"
+"""
+
+
+@pytest.fixture
+def shell(shell: Shell) -> Shell:
+    (shell.folder / "adapters.toml").write_text(FILE)
+    return shell
+
+
+def write_best(folder: Path, **said: object) -> None:
+    (folder / "best").mkdir(parents=True)
+    (folder / "best/metadata.json").write_text(
+        json.dumps({"epoch": 1, "rank": 4, "alpha": 8, "global_step": 9, **said})
+    )
+
+
+def test_a_dry_run_says_how_many_go_together_and_what_that_takes(shell: Shell) -> None:
+    done = shell.stoker("adapters", "run", "adapters.toml", "epochs=1", "--dry-run")
+    assert done.code == 0, done.err
+    assert [line.split()[:4] for line in done.out.splitlines()[1:3]] == [
+        ["1", "legal", "would", "run:"],
+        ["2", "code", "would", "run:"],
+    ]
+    assert done.out.splitlines()[-1].startswith("2 adapters, one base, one process: predicted ")
+    assert done.out.endswith(" free, both at once\n")
+    *trials, company = shell.stoker("adapters", "run", "adapters.toml", "--dry-run", "--json").objects()
+    assert [one["label"] for one in trials] == ["legal", "code"]
+    assert company["company"]["members"] == company["company"]["at_once"] == 2
+    alone = shell.stoker("sweep", "language/lora", "rank=2,4", "--dry-run", "--solo")
+    assert "2 trials" in alone.out
+    assert "one process" not in alone.out
+
+
+def test_a_file_with_faults_is_told_all_of_them_by_check_and_run(shell: Shell) -> None:
+    (shell.folder / "bad.toml").write_text(FILE.replace("rank = 4", "rnk = 4").replace('"chats"', '"no.jsonl"'))
+    for words in (("check", "bad.toml"), ("adapters", "run", "bad.toml")):
+        done = shell.stoker(*words)
+        assert done.code == 25
+        assert "bad.toml:5:1: adapter[0].rnk: an adapter has no key 'rnk' (did you mean 'rank'?)" in done.err
+        assert "bad.toml:7:8: adapter[1].data: there is no file 'no.jsonl'" in done.err
+    assert shell.stoker("check", "adapters.toml").out == "✓ adapters.toml  adapters file: 2 adapters\n"
+    lonely = shell.stoker("adapters", "run", "adapters.toml", "other.toml")
+    assert (lonely.code, "'other.toml' is not key=value" in lonely.err) == (2, True)
+    assert "stoker adapters run adapters.toml" in shell.stoker("run", "adapters.toml").err
+
+
+def test_a_board_lists_best_checkpoints_and_names_who_has_none(shell: Shell) -> None:
+    nothing = shell.stoker("adapters", "board", "adapters.toml")
+    assert (nothing.code, nothing.out) == (0, "no adapter has a checkpoint yet\n")
+    assert shell.stoker("adapters", "board").code == 2
+    write_best(shell.folder / "c/code", val_loss=1.25, train_loss=1.5)
+    done = shell.stoker("adapters", "board", "adapters.toml")
+    assert done.out.splitlines()[1].split() == ["1", "code", "1.25", "1.5", "1", "4", "8", "9"]
+    assert "without a checkpoint: legal" in done.err
+    write_best(shell.folder / "c/legal", val_loss=None, avg_loss=1.0)
+    rows = shell.stoker("adapters", "board", "adapters.toml", "--json").objects()
+    assert [(row["place"], row["label"], row["val_loss"]) for row in rows] == [(1, "legal", None), (2, "code", 1.25)]
+    (shell.folder / "c/code/best/metadata.json").write_text("{")
+    assert "code is left out" in shell.stoker("adapters", "board", "adapters.toml").err
+
+
+@pytest.mark.slow
+def test_one_that_diverges_leaves_the_other_and_the_sweep_ends_with_its_code(shell: Shell) -> None:
+    done = shell.stoker("run", "language/lora", "steps=4", "batch=2", "rank=2", "lr=1e-3,1e37")
+    assert done.code == 44
+    assert "2 adapters, one base, one process: predicted " in done.out
+    assert ", the other one unaffected  hint: stoker logs lora/2" in done.out
+    assert "1 ok, 1 failed." in done.out
+    assert "1 of 2 in " in done.out
+    assert (shell.folder / "stoker-out/lora/best/adapter_config.json").exists()
+    (shell.folder / "same.toml").write_text(FILE.replace("rank = 4", "rank = 4\nsteps = 2"))
+    alone = shell.stoker("adapters", "run", "same.toml", "epochs=1", "--solo")
+    assert alone.code == 0, alone.err
+    assert "one process" not in alone.out
+    assert shell.stoker("adapters", "board", "same.toml", "--json").objects()[0]["place"] == 1

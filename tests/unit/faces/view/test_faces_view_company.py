@@ -1,0 +1,118 @@
+"""Adapters that train together as lines, and adapters by their best checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stoker.faces.view.company import CompanyNews, Speed, company_text, end_text, forecast_text, ranking_lines
+from stoker.faces.view.leaderboard import Entry, board_lines, ranked, row_as_json
+from stoker.faces.view.trials import Titles, trial_text
+from stoker.model.digests import digest_value
+from stoker.model.resources import GIB
+from stoker.plan.sweep_plan import TrialNodes
+from stoker.worker.company_forecast import CompanyForecast
+from stoker.worker.standings import rank_trials
+from stoker.worker.trials import Trial, TrialEnd
+
+
+def end(number: int, state: str = "completed", **said: Any) -> TrialEnd:
+    nodes = TrialNodes(final="run", keep=(), nodes=("run",))
+    trial = Trial(number=number, label=f"lr={number}", point={}, args={}, job_id=digest_value("t", number), nodes=nodes)
+    return TrialEnd(trial=trial, state=state, **said)
+
+
+def forecast(members: int, at_once: int, free: int | None = 23) -> CompanyForecast:
+    return CompanyForecast(
+        members=members,
+        at_once=at_once,
+        base_bytes=GIB,
+        predicted_bytes=6 * GIB,
+        free_bytes=None if free is None else free * GIB,
+        is_on_device=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "text"),
+    [
+        (forecast(8, 8), "8 adapters, one base, one process: predicted 6.0 GiB, 23.0 GiB free, all 8 at once"),
+        (forecast(2, 2, None), "2 adapters, one base, one process: predicted 6.0 GiB, both at once"),
+        (
+            forecast(8, 3),
+            "8 adapters, one base, one process: predicted 6.0 GiB, 23.0 GiB free, 3 at once, the rest as others leave",
+        ),
+        (forecast(1, 1), "1 adapter: predicted 6.0 GiB, 23.0 GiB free"),
+        (forecast(1, 1, 2), "1 adapter: predicted 6.0 GiB, 2.0 GiB free: more than is free now"),
+    ],
+)
+def test_what_is_foreseen_is_one_line(one: CompanyForecast, text: str) -> None:
+    assert forecast_text(one) == text
+
+
+def test_the_speed_of_a_company_is_that_of_its_members_together_over_the_time_they_went() -> None:
+    speed = Speed()
+    speed.hear("a", {"tokens_per_s": 1000.0}, 10.0)
+    speed.hear("b", {"tokens_per_s": 3000.0}, 11.0)
+    assert company_text(speed, 12) == "2 together    4,000 tokens/s"
+    speed.hear("a", {"loss": 1.0}, 11.5)
+    speed.leave("b", 12.0)
+    speed.leave("nobody", 12.0)
+    speed.leave("a", 13.0)
+    assert speed.members == 0
+    # 1,000 in the first second, 4,000 in the second, 1,000 in the third; what comes after a pause counts anew.
+    speed.hear("c", {"tokens_per_s": 2000.0}, 100.0)
+    speed.leave("c", 101.0)
+    assert speed.mean == 2000.0
+    assert CompanyNews().speed is not CompanyNews().speed
+
+
+def test_those_that_ended_well_are_ranked_by_evaluation() -> None:
+    ends = [
+        end(1, metrics={"loss": 1.0, "eval_loss": 2.0, "cost_s": 0.1}),
+        end(2, "failed"),
+        end(3, metrics={"eval_loss": 1.5}),
+    ]
+    found = rank_trials(ends, {})
+    assert found is not None
+    assert ranking_lines(found) == ["1 lr=3  eval_loss 1.5", "2 lr=1  eval_loss 2"]
+    assert found.best is not None
+    assert found.best.end is ends[2]
+
+
+def test_the_end_says_how_many_how_long_how_quickly_and_how_much() -> None:
+    ends = [end(1, peak_gpu_bytes=5 * GIB), end(2, "failed"), end(3, peak_bytes=9 * GIB)]
+    assert end_text(ends, 3, 91.0, 31_000.0) == "2 of 3 in 1m31s, 31 k tokens/s, peak 5.0 GiB GPU"
+    assert end_text([end(1)], 1, 2.0, 0.0) == "1 of 1 in 2.0s"
+
+
+def test_one_that_diverged_says_that_the_others_go_on() -> None:
+    fields = {"label": "lr=1", "state": "failed", "cause": "diverged", "message": "loss is nan at step 3", "trial": 1}
+    titles = Titles(job="lora", together=frozenset({"train"}), trials=8)
+    assert "loss is nan at step 3, the other 7 unaffected  hint" in trial_text(fields, titles, "/", others=7)
+    assert "unaffected" not in trial_text({**fields, "cause": "user"}, titles, "/", others=7)
+
+
+def entry(label: str, val: float | None = None, avg: float | None = None) -> Entry:
+    return Entry(
+        label=label,
+        file="a.toml",
+        checkpoint=f"/c/{label}/best",
+        epoch=2,
+        train_loss=1.0,
+        val_loss=val,
+        avg_loss=avg,
+        rank=8,
+        alpha=16.0,
+        global_step=1200,
+    )
+
+
+def test_a_board_is_ascending_by_validation_loss_else_average_loss_from_one() -> None:
+    rows = ranked([entry("c"), entry("b", 1.4), entry("d", float("nan")), entry("a", avg=1.2), entry("e", 1.5, 0.1)])
+    assert [(place, one.label) for place, one in rows] == [(1, "a"), (2, "b"), (3, "e"), (4, "c"), (5, "d")]
+    lines = board_lines(rows[:2], 120, names_files=False)
+    assert lines[1].split() == ["1", "a", "1.2", "(average)", "1", "2", "8", "16", "1,200"]
+    assert row_as_json(*rows[1])["place"] == 1 + 1
+    assert row_as_json(*rows[1])["rank"] == 8
