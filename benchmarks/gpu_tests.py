@@ -25,11 +25,13 @@ FILES = (
     "tests/system/test_probes_on_gpu.py",
     "tests/system/test_ledger_on_gpu.py",
     "tests/system/test_gang_on_gpu.py",
+    "tests/system/test_adapters_on_gpu.py",
 )
 ASKS = {
     FILES[0]: "NVML, nvidia-smi and torch agree: tests that failed",
     FILES[1]: "the ledger turns a pair that is too large into one that waits: tests that failed",
     FILES[2]: "ranks on one card see each other's windows, and its memory returns: tests that failed",
+    FILES[3]: "adapters in company equal PEFT alone, stay apart and shrink: tests that failed",
 }
 
 
@@ -79,7 +81,20 @@ def _row(question: str, count: int, failed: int) -> Row:
 
 
 def _measured() -> dict[str, Any]:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rA", "--noconftest", *FILES]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:logging",
+        "-q",
+        "-rA",
+        "--tb=short",
+        "--noconftest",
+        *FILES,
+    ]
     settings = {**os.environ, "PYTHONPATH": str(HERE.parent / "src")}
     ran = subprocess.run(command, cwd=HERE.parent, env=settings, capture_output=True, text=True, check=False)
     marks = ("PASSED ", "FAILED ", "ERROR ", "SKIPPED ")

@@ -29,6 +29,7 @@ NAMES = (
     "race",
     "ledger",
     "vram_estimate",
+    "company_memory",
     "gpu_tests",
     "cached_stages",
     "executed_stages",
@@ -50,6 +51,8 @@ NAMES = (
     "environments",
     "gang_launch",
     "gang_gpu",
+    "adapters_cpu",
+    "adapters_gpu",
     "fences",
 )
 

@@ -1,0 +1,209 @@
+"""How much faster than PEFT are eight adapters trained in company on one GPU, and how much memory does it save?
+
+    python benchmarks/adapters_gpu.py                    # judges what was recorded on an H200
+    python benchmarks/adapters_gpu.py --from FILE        # judges other measurements
+    python benchmarks/adapters_gpu.py --measure FILE     # measures here, then judges; needs a GPU, torch and peft
+
+The base is a Llama of 1.1 G parameters with random weights in bf16; adapters have rank 16 on all seven linears; a row
+has 512 tokens. `sides/adapters_peft.py` and `sides/adapters_company.py` measure, part by part. Each side's best window
+decides. PEFT makes an adapter in fp32; in bf16 it is quicker and learns with less precision; ours have fp32 masters.
+Compiled PEFT and its processes have adapters in bf16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import peers
+from adapters_cases import MODEL, SIZES, flop_per_token, frozen_flop_per_token
+from harness import Benchmark, Figure, Row
+
+HERE = Path(__file__).resolve().parent
+RECORDED = HERE / "recorded" / "adapters_h200.json"
+GIB = 1024**3
+GOALS = {
+    "eager-fp32": ("PEFT as it comes, one after another", {512: 25.0, 2048: 7.0, 8192: 2.5}),
+    "eager-bf16": ("PEFT in bf16, one after another", {512: 25.0, 2048: 7.0, 8192: 2.5}),
+    "compiled": ("PEFT compiled, one after another", {512: 10.0, 2048: 2.0, 8192: 1.15}),
+    "processes": ("PEFT in {count} processes at once", {512: 4.0, 2048: 2.0, 8192: 1.3}),
+}
+"""How many times as quick as the peer, at each number of tokens of one adapter in a step."""
+SHARE = 0.60
+MEMORY = 0.45
+WITHIN = 1.15
+UNIFORM = {
+    "32x512": ("32 adapters", "8x512"),
+    "ranks-512": ("ranks 8, 16 and 64 together", "8x512"),
+    "ranks-2048": ("ranks 8, 16 and 64 together", "8x2048"),
+    "packed-512": ("sequences of 32 to 512 tokens, packed", "8x512"),
+    "packed-2048": ("sequences of 32 to 512 tokens, packed", "8x2048"),
+}
+Parts = dict[str, dict[str, Any]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--from", type=Path, default=RECORDED, dest="source", metavar="FILE")
+    parser.add_argument("--measure", type=Path, metavar="FILE", help="measure here and write it down")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--quick", action="store_true", help="nothing is left out: nothing is run")
+    parser.add_argument("--bench", type=Path, default=peers.DEFAULT_BENCH)
+    parser.add_argument("--without", action="append", default=[], metavar="NAME")
+    asked = parser.parse_args()
+    if asked.measure is not None:
+        settings = {**os.environ, "PYTHONPATH": str(HERE.parent / "src")}
+        for side in ("adapters_peft.py", "adapters_company.py"):
+            subprocess.run([sys.executable, str(HERE / "sides" / side), str(asked.measure)], env=settings, check=False)
+    told = json.loads((asked.measure or asked.source).read_text())
+    bench = Benchmark(
+        name="adapters_gpu",
+        asks=str(__doc__).splitlines()[0],
+        bench=asked.bench.resolve(),
+        quick=asked.quick,
+        as_json=asked.json,
+        measured_on={"gpu": told["gpu"], "python": told["versions"]["python"]},
+        measured_at=told["measured_at"],
+        versions=told["versions"],
+    )
+    peft, company = _figures(told.get("peft", {}), "peft"), _figures(told.get("company", {}), "company")
+    _speeds(bench, peft, company)
+    _sameness(bench, company)
+    _memory(bench, peft, company)
+    _context(bench, told)
+    return bench.finish()
+
+
+def _figures(parts: Parts, side: str) -> Parts:
+    """Give every measured case under one name, whichever part it was measured in."""
+    found: Parts = {}
+    for name, part in parts.items():
+        if "tokens_per_s" in part:
+            found[name] = part
+        for inner, case in part.items():
+            if side == "peft" and isinstance(case, dict) and "tokens_per_s" in case:
+                found[f"{name.partition('-')[0]}-{inner}" if name.endswith(inner) else f"{name}-{inner}"] = case
+    if "flop_per_s" in parts.get("matrix", {}):
+        found["matrix"] = parts["matrix"]
+    return found
+
+
+def _speeds(bench: Benchmark, peft: Parts, company: Parts) -> None:
+    for peer, (words, goals) in GOALS.items():
+        for size, goal in goals.items():
+            theirs = peft.get(f"{peer}-{size}")
+            bench.rows.append(
+                _row(
+                    f"8 adapters, {size:,} tokens of each in a step: 1 M tokens",
+                    words.format(count=(theirs or {}).get("count", 8)),
+                    _seconds(company.get(f"8x{size}")),
+                    _seconds(theirs),
+                    1 / goal,
+                )
+            )
+    for size in SIZES:
+        one = company.get(f"1x{size}")
+        question = f"1 adapter, {size:,} tokens in a step: 1 M tokens"
+        bench.rows.append(_row(question, "PEFT in bf16", _seconds(one), _seconds(peft.get(f"eager-bf16-{size}")), 1.0))
+        compiled = _seconds(peft.get(f"compiled-{size}"))
+        bench.rows.append(_row(question, "PEFT compiled", _seconds(one), compiled, 1.0))
+        if graphs := _seconds(peft.get(f"graphs-{size}")):
+            bench.rows.append(_row(question, "PEFT compiled, CUDA graphs", _seconds(one), graphs, None))
+
+
+def _sameness(bench: Benchmark, company: Parts) -> None:
+    for name, (words, uniform) in UNIFORM.items():
+        size = int(uniform.partition("x")[2])
+        question = f"{words}, {size:,} tokens of each in a step: 1 M tokens"
+        ours, theirs = _seconds(company.get(name)), _seconds(company.get(uniform))
+        bench.rows.append(_row(question, "8 adapters of rank 16, full rows", ours, theirs, WITHIN))
+
+
+def _memory(bench: Benchmark, peft: Parts, company: Parts) -> None:
+    eight, ours = peft.get("processes-1024", {}), company.get("memory", {})
+    question = "8 adapters, 1,024 tokens of each in a step: GiB of the card"
+    for name, words in (("driver", "as the driver counts"), ("reserved_bytes", "as torch reserves")):
+        figures = [_gib(part, name) for part in (ours, eight)]
+        at_most = MEMORY if name == "driver" else None
+        bench.rows.append(_row(f"{question}, {words}", "PEFT in 8 processes", *figures, at_most, unit=""))
+
+
+def _context(bench: Benchmark, told: dict[str, Any]) -> None:
+    peft, company = told.get("peft", {}), told.get("company", {})
+    matrix = peft.get("matrix", {}).get("flop_per_s")
+    heads = ["part", "tokens/s, best / median", "TFLOP/s (all, frozen linears alone)", "of the matrix rate"]
+    bench.verdicts.append([*heads, "allocated / reserved GiB", "start, s"])
+    for side, parts in (("company", company), ("peft", peft)):
+        for name, case in _figures(parts, side).items():
+            if "tokens_per_s" in case:
+                start = _start(parts.get(name) or parts.get(name.rpartition("-")[0]) or {})
+                bench.verdicts.append([f"{side} {name}", *_line(case, matrix), start])
+        bench.verdicts += [
+            [f"{side} {name}", "failed", part["error"].strip().splitlines()[-1][:120].replace("|", "/"), "", "", ""]
+            for name, part in parts.items()
+            if "error" in part
+        ]
+    rates = {"at its best": matrix, "under load": peft.get("matrix", {}).get("rates", [None])[-1]}
+    best = company.get("8x2048", {}).get("tokens_per_s")
+    reached = best * flop_per_token(MODEL) / 1e12 if best else None
+    for words, rate in rates.items():
+        wanted = None if rate is None or reached is None else rate * SHARE / 1e12
+        question = f"8 × 2,048 tokens: TFLOP/s that are 60 % of the matrix rate {words}"
+        bench.rows.append(_row(question, "TFLOP/s reached", wanted, reached, 1.0, unit=""))
+        if rate is not None:
+            told_rate = f"The card multiplies bf16 matrices of 8192 × 8192 at {rate / 1e12:.0f} TFLOP/s {words}."
+            bench.notes.append(told_rate)
+    bench.notes.append("Measured by: " + "; ".join(f"`{command}`" for command in told.get("commands", [])) + ".")
+
+
+def _line(case: dict[str, Any], matrix: float | None) -> list[str]:
+    rate = case["tokens_per_s"]
+    every, frozen = rate * flop_per_token(MODEL), rate * frozen_flop_per_token(MODEL)
+    sizes = [case.get(name) for name in ("allocated_bytes", "reserved_bytes")]
+    return [
+        f"{rate:,.0f} / {case.get('median', rate):,.0f}",
+        f"{every / 1e12:.0f}, {frozen / 1e12:.0f}",
+        f"{100 * every / matrix:.0f} %" if matrix else "",
+        " / ".join("?" if size is None else f"{size / GIB:.1f}" for size in sizes),
+    ]
+
+
+def _start(part: dict[str, Any]) -> str:
+    said = {"load_s": "base", "built_s": "built", "compile_s": "compiling", "first_s": "first", "second_s": "second"}
+    return ", ".join(f"{words} {part[name]:.1f}" for name, words in said.items() if name in part)
+
+
+def _seconds(case: dict[str, Any] | None) -> float | None:
+    """Of a million tokens."""
+    return None if case is None else 1e6 / float(case["tokens_per_s"])
+
+
+def _gib(part: dict[str, Any], name: str) -> float | None:
+    if name == "driver":
+        name = "process_bytes" if part.get("process_bytes") else "device_used_bytes"
+    return part[name] / GIB if part.get(name) else None
+
+
+def _row(
+    question: str, against: str, ours: float | None, theirs: float | None, at_most: float | None, *, unit: str = "s"
+) -> Row:
+    figures = [None if value is None else Figure(best=value, median=value, runs=1) for value in (ours, theirs)]
+    missing = "" if ours and theirs else "its part was not measured"
+    return Row(
+        question=question,
+        against=against,
+        unit=unit,
+        ours=figures[0],
+        theirs=figures[1],
+        at_most=at_most,
+        why_missing=missing,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
