@@ -10,7 +10,7 @@ from stoker.plan.builder import PlanBuilder, Tip, Tips
 from stoker.plan.context import StageContext
 from stoker.plan.filling import fill
 from stoker.plan.graph import Plan
-from stoker.plan.kind import JsonKind, Kind, TextKind, TreeKind
+from stoker.plan.kind import JsonKind, Kind, TextKind, TreeKind, check_files, check_json
 from stoker.plan.outputs import checked_output
 from stoker.plan.program import Program, gang_words
 from stoker.plan.recipe import Category, Cookbook, Recipe, recipe
@@ -53,6 +53,8 @@ __all__ = [
     "Together",
     "TreeKind",
     "arg",
+    "check_files",
+    "check_json",
     "checked_output",
     "fill",
     "gang_words",

@@ -122,3 +122,23 @@ class TreeKind(Kind[Path]):
 
     def load(self) -> Path:
         return self.path
+
+
+def check_files(folder: Path, *names: str) -> None:
+    """Raise `ValueError` unless a folder holds these files."""
+    for name in names:
+        if not (folder / name).is_file():
+            message = f"{name} is missing"
+            raise ValueError(message)
+
+
+def check_json(path: Path, key: str) -> None:
+    """Raise `ValueError` unless a file is a JSON object that has a key."""
+    try:
+        value = loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        message = f"{path.name}: {error}"
+        raise ValueError(message) from error
+    if not isinstance(value, dict) or key not in value:
+        message = f"{path.name} has no {key!r}"
+        raise ValueError(message)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from stoker.model import json_text
-from stoker.plan.authoring import JsonKind, Kind, TreeKind
+from stoker.plan.authoring import JsonKind, Kind, TreeKind, check_files, check_json
 
 if TYPE_CHECKING:
     from stoker.cookbooks.language.data.examples import ExampleSet
@@ -36,8 +35,8 @@ class Examples(Kind["ExampleSet"]):
 
     @classmethod
     def validate(cls, path: Path) -> None:
-        _check_files(path, "tokens.npy", "trained.npy", "starts.npy", "held_out.npy")
-        _check_json(path / "facts.json", "examples")
+        check_files(path, "tokens.npy", "trained.npy", "starts.npy", "held_out.npy")
+        check_json(path / "facts.json", "examples")
 
 
 class Adapter(TreeKind):
@@ -53,9 +52,9 @@ class Adapter(TreeKind):
 
     @classmethod
     def validate(cls, path: Path) -> None:
-        _check_files(path, "adapter_model.safetensors")
-        _check_json(path / "adapter_config.json", "peft_type")
-        _check_json(path / "training.json", "curve")
+        check_files(path, "adapter_model.safetensors")
+        check_json(path / "adapter_config.json", "peft_type")
+        check_json(path / "training.json", "curve")
 
 
 class Model(TreeKind):
@@ -66,7 +65,7 @@ class Model(TreeKind):
 
     @classmethod
     def validate(cls, path: Path) -> None:
-        _check_json(path / "config.json", "model_type")
+        check_json(path / "config.json", "model_type")
         if not any(path.glob("*.safetensors")):
             raise ValueError("there are no weights (*.safetensors)")
 
@@ -86,21 +85,6 @@ class Report(TreeKind):
 
     @classmethod
     def validate(cls, path: Path) -> None:
-        _check_json(path / "summary.json", "headline")
-        _check_json(path / "training.json", "curve")
-        _check_files(path, "curve.csv", "model-card.md")
-
-
-def _check_files(folder: Path, *names: str) -> None:
-    for name in names:
-        if not (folder / name).is_file():
-            raise ValueError(f"{name} is missing")
-
-
-def _check_json(path: Path, key: str) -> None:
-    try:
-        value: Any = json_text.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path.name}: {error}") from error
-    if not isinstance(value, dict) or key not in value:
-        raise ValueError(f"{path.name} has no {key!r}")
+        check_json(path / "summary.json", "headline")
+        check_json(path / "training.json", "curve")
+        check_files(path, "curve.csv", "model-card.md")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import shutil
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from stoker.model import json_text
-from stoker.plan.authoring import JsonKind, Kind, TreeKind
+from stoker.plan.authoring import JsonKind, Kind, TreeKind, check_files, check_json
 
 if TYPE_CHECKING:
     from stoker.cookbooks.sequence.science import series, windows
@@ -35,8 +34,8 @@ class Series(Kind["series.Series"]):
 
     @classmethod
     def validate(cls, path: Path) -> None:
-        _check_files(path, "signals.npy", "answers.npy")
-        _check_json(path / "series.json", "channels")
+        check_files(path, "signals.npy", "answers.npy")
+        check_json(path / "series.json", "channels")
 
 
 class Windows(Kind["windows.Windows"]):
@@ -59,8 +58,8 @@ class Windows(Kind["windows.Windows"]):
 
     @classmethod
     def validate(cls, path: Path) -> None:
-        _check_files(path, "signals.npy", "answers.npy", "train.npy", "validation.npy", "test.npy")
-        _check_json(path / "windows.json", "window")
+        check_files(path, "signals.npy", "answers.npy", "train.npy", "validation.npy", "test.npy")
+        check_json(path / "windows.json", "window")
 
 
 class Encoder(Kind["FittedEncoder"]):
@@ -83,8 +82,8 @@ class Encoder(Kind["FittedEncoder"]):
 
     @classmethod
     def validate(cls, path: Path) -> None:
-        _check_files(path, "encoder.pt")
-        _check_json(path / "encoder.json", "shape")
+        check_files(path, "encoder.pt")
+        check_json(path / "encoder.json", "shape")
 
 
 class Model(Kind["FittedModel"]):
@@ -113,8 +112,8 @@ class Model(Kind["FittedModel"]):
 
     @classmethod
     def validate(cls, path: Path) -> None:
-        _check_files(path, "model.pt")
-        _check_json(path / "model.json", "family")
+        check_files(path, "model.pt")
+        check_json(path / "model.json", "family")
 
 
 class Scores(JsonKind):
@@ -132,20 +131,5 @@ class Report(TreeKind):
 
     @classmethod
     def validate(cls, path: Path) -> None:
-        _check_json(path / "summary.json", "headline")
-        _check_files(path, "scores.csv", "curve.csv", "model-card.md", "model.pt", "model.json")
-
-
-def _check_files(folder: Path, *names: str) -> None:
-    for name in names:
-        if not (folder / name).is_file():
-            raise ValueError(f"{name} is missing")
-
-
-def _check_json(path: Path, key: str) -> None:
-    try:
-        value: Any = json_text.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path.name}: {error}") from error
-    if not isinstance(value, dict) or key not in value:
-        raise ValueError(f"{path.name} has no {key!r}")
+        check_json(path / "summary.json", "headline")
+        check_files(path, "scores.csv", "curve.csv", "model-card.md", "model.pt", "model.json")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from stoker.cookbooks.tabular.records import Facts, ModelFacts, Origin
 from stoker.model import json_text
-from stoker.plan.authoring import JsonKind, Kind, TreeKind
+from stoker.plan.authoring import JsonKind, Kind, TreeKind, check_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -125,7 +125,7 @@ class Model(Kind["FittedModel"]):
     def validate(cls, path: Path) -> None:
         if not (path / "model.joblib").is_file():
             raise ValueError("model.joblib is missing")
-        _check_json(path / "model.json", "family")
+        check_json(path / "model.json", "family")
 
 
 class Validation(JsonKind):
@@ -150,7 +150,7 @@ class Report(TreeKind):
 
     @classmethod
     def validate(cls, path: Path) -> None:
-        _check_json(path / "summary.json", "headline")
+        check_json(path / "summary.json", "headline")
         for name in ("scores.csv", "model-card.md", "report.html", "best-model.joblib"):
             if not (path / name).is_file():
                 raise ValueError(f"{name} is missing")
@@ -164,12 +164,3 @@ def _check_parquet(path: Path) -> None:
         stream.seek(-4, 2)
         if head != _PARQUET_MAGIC or stream.read(4) != _PARQUET_MAGIC:
             raise ValueError(f"{path.name} is not a whole Parquet file")
-
-
-def _check_json(path: Path, key: str) -> None:
-    try:
-        value: Any = json_text.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path.name}: {error}") from error
-    if not isinstance(value, dict) or key not in value:
-        raise ValueError(f"{path.name} has no {key!r}")
