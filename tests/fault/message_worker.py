@@ -294,7 +294,9 @@ class MessageWorker:
             if isinstance(given, StokerError):
                 self._refused(given, was_claim=False)
             else:
-                self.take(Answered(now_s=self.now_s, asked_s=asked_s, tokens=tokens, answer=given))
+                # Like a real one that can't tell what lies on its disk: asked for it, it does not answer at once.
+                answer = given.model_copy(update={"wants_holdings": False})
+                self.take(Answered(now_s=self.now_s, asked_s=asked_s, tokens=tokens, answer=answer))
 
         renewal = Renewal(worker=self.name, incarnation=self._hello.incarnation, leases=reports)
         self.world.call(self, renewal, self.awake(then))

@@ -37,7 +37,9 @@ def running(folder: Path, ledger: str, *, gate: str = "", out: str = "") -> Call
 def test_fifty_processes_racing_for_one_key_execute_it_once(tmp_path: Path) -> None:
     ledger, gate, out = (str(tmp_path / name) for name in ("ledger", "gate", "out"))
     started = str(tmp_path / "started")
-    Lab(tmp_path / "lab").close()
+    with Lab(tmp_path / "lab") as lab:
+        # The code is read and remembered: those who race come to the lease at the same moment.
+        lab.run(plan_of(slow, PaceArgs(value=1, ledger=str(tmp_path / "before"))))
 
     def race() -> None:
         note(started, "x")

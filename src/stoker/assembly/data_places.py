@@ -74,14 +74,13 @@ def open_hub(house: _House, transport: Transport, stop: Stop, heed: Callable[[in
 
 def _find_repository(house: _House, text: str) -> FoundRepository:
     from stoker.store.download.stop import Stop
-    from stoker.store.hub.address import MAIN, read_repo
+    from stoker.store.hub.address import read_repo_at
 
-    name, _, revision = text.partition("@")
-    repo = read_repo(name)
+    repo, revision = read_repo_at(text)
     transport = house.open_transport(_LONGEST_WAIT_S)
     try:
         hub = open_hub(house, transport, Stop(), lambda _: None)
-        commit = hub.resolve(repo, revision or MAIN).commit
+        commit = hub.resolve(repo, revision).commit
         files = hub.files(repo, commit)
     finally:
         transport.close()

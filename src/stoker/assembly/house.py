@@ -13,14 +13,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from stoker import __version__
-from stoker.assembly.settings import Settings, read_settings
+from stoker.assembly.settings import Settings, read_settings, with_kernels_kept
 from stoker.assembly.this_machine import ThisMachine
 from stoker.model.clock import SystemClock
 
 if TYPE_CHECKING:
     from stoker.assembly.serving import Serving
     from stoker.coordinator.service.options import ReadManifest, ServeOptions
-    from stoker.hardware.estimate.calibration import Foretold
     from stoker.hardware.survey import Survey
     from stoker.host.http.exchange import Transport
     from stoker.host.http.settings import FleetIdentity
@@ -33,13 +32,13 @@ if TYPE_CHECKING:
     from stoker.plan.cache import Cache
     from stoker.plan.catalogue import Catalogue
     from stoker.plan.code_identity import CodeIdentity
+    from stoker.plan.company.runner import CompanyRunner
     from stoker.plan.device_gate import DeviceGate
     from stoker.plan.footprints import Footprints
     from stoker.plan.history import History
     from stoker.plan.process_runner import ProcessRunner
     from stoker.plan.runner import StageRunner
     from stoker.plan.stage import Stage
-    from stoker.plan.surroundings import Remembered
     from stoker.store.download.receipt import Receipts
     from stoker.store.hub.settings import HubSettings
     from stoker.store.local import LocalStore
@@ -272,7 +271,7 @@ class Assembly(ThisMachine):
     def desk(self) -> Desk:
         """Give what takes orders, from the folder where this was started."""
         from stoker.assembly.data_places import data_places_of
-        from stoker.plan.surroundings import Surroundings
+        from stoker.assembly.surroundings import surroundings_of
         from stoker.worker.ordering import Desk
 
         return Desk(
@@ -286,17 +285,8 @@ class Assembly(ThisMachine):
             capacity=self.capacity,
             count_gpus=lambda: len(self.devices),
             data=data_places_of(self),
-            surroundings=Surroundings(
-                hub_cache=lambda: self.hub_settings("").cache,
-                rooms=lambda: {one.name: one.total_bytes for one in self.devices if one.total_bytes is not None},
-                remembered=self._remembered,
-            ),
+            surroundings=surroundings_of(self),
         )
-
-    def _remembered(self, work: Foretold) -> Remembered:
-        from stoker.assembly.remembering import remembered
-
-        return remembered(self.settings.peaks, work)
 
     def make_state(self) -> None:
         """Make the folder for indexes and memos."""
@@ -322,7 +312,7 @@ class Assembly(ThisMachine):
         return self.process_runner
 
     @cached_property
-    def _company_runner(self) -> StageRunner | None:
+    def _company_runner(self) -> CompanyRunner | None:
         from stoker.assembly.companies import company_runner
 
         return company_runner(
@@ -431,7 +421,7 @@ class Assembly(ThisMachine):
         return Zygote.start(
             sys.executable,
             ("stoker.plan.child", *preload),
-            env=dict(self.settings.environment),
+            env=with_kernels_kept(self.settings.environment, self.settings.kernels),
             cwd=self.settings.folder,
             sys_path=sys.path,
         )

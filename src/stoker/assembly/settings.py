@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import Mapping
 
@@ -11,6 +12,8 @@ from stoker.model.frozen import frozen
 from stoker.model.units import parse_duration
 
 _LINGER_S = 2.0
+_INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
+_TRITON = "TRITON_CACHE_DIR"
 
 
 @frozen
@@ -49,6 +52,11 @@ class Settings:
         return os.path.join(self.home, "envs")
 
     @property
+    def kernels(self) -> str:
+        """What was compiled for devices, kept from one run to the next."""
+        return os.path.join(self.home, "kernels")
+
+    @property
     def fleet(self) -> str:
         """What a coordinator of this home keeps."""
         return os.path.join(self.home, "fleet")
@@ -65,7 +73,7 @@ class Settings:
         if named:
             return os.path.abspath(os.path.join(self.folder, os.path.expanduser(named)))
         session = self.environment.get("XDG_RUNTIME_DIR", "")
-        if session and os.path.isdir(session):
+        if session and _is_own(session):
             return os.path.join(session, "stoker-companies")
         return os.path.join(tempfile.gettempdir(), f"stoker-companies-{os.geteuid()}")
 
@@ -82,6 +90,27 @@ class Settings:
     @property
     def out(self) -> str:
         return os.path.join(self.folder, "stoker-out")
+
+
+def with_kernels_kept(environment: Mapping[str, str], folder: str) -> dict[str, str]:
+    """Give an environment in which torch and Triton keep what they compile below a folder, unless it says where.
+
+    Left to itself torch keeps it in a temporary folder, which is gone after the machine's next start.
+    """
+    if environment.get(_INDUCTOR):
+        # Triton's part goes below the folder that is named, or wherever it says itself.
+        return dict(environment)
+    triton = environment.get(_TRITON) or os.path.join(folder, "triton")
+    return {**environment, _INDUCTOR: os.path.join(folder, "inductor"), _TRITON: triton}
+
+
+def _is_own(folder: str) -> bool:
+    """Whether a folder is this user's; `su` and `sudo` leave another's in the environment."""
+    try:
+        found = os.stat(folder)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def read_settings(environment: Mapping[str, str], folder: str) -> Settings:

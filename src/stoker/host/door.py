@@ -4,6 +4,7 @@
     link = door.knock()                     # a connection, or nothing: nobody listens
     opened = door.open()                    # nothing if somebody has opened it meanwhile
     door.close(opened)                      # the name is gone; whoever connected before that is still in line
+    door.take_away(mark)                    # the same, for one whose process does not answer any more
 
 The folder belongs to this user and nobody else may look in. Opening and closing exclude each other by a lock; knocking
 needs none. What a killed process left is opened anew by the next one. Linux only: names may be of any length there.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import os
 import select
+import shlex
 import socket
 import stat
 import struct
@@ -25,8 +27,10 @@ from stoker.model.errors import NoPermission, Unavailable
 from stoker.model.frozen import frozen
 
 _BACKLOG = 1024
-_KNOCK_S = 10.0
+_KNOCK_S = 10
 _CREDENTIALS = struct.Struct("3i")
+_TIME = struct.Struct("@ll")
+"""As the kernel wants it: seconds and microseconds."""
 _SUFFIX = ".sock"
 _LOCK = "lock"
 _LOCK_WAIT_S = 30.0
@@ -54,6 +58,11 @@ class Door:
         with _entered(self.folder) as descriptor:
             return self._knock(descriptor)
 
+    def is_answered(self) -> bool:
+        """Say whether somebody listens, without waiting for anybody."""
+        with _entered(self.folder) as descriptor:
+            return self._is_answered(descriptor)
+
     def open(self) -> Opened | None:
         """Listen under the name; nothing if somebody does already."""
         with _entered(self.folder) as descriptor, self._locked():
@@ -68,7 +77,7 @@ class Door:
             except BaseException:
                 listener.close()
                 raise
-            return Opened(listener=listener, mark=self._mark())
+            return Opened(listener=listener, mark=self.mark())
 
     def close(self, opened: Opened, *, unless_knocked: bool = False) -> bool:
         """Take the name away, if it is still of this opening; the listener itself stays open.
@@ -78,9 +87,13 @@ class Door:
         with self._locked():
             if unless_knocked and _is_knocked(opened.listener):
                 return False
-            if self._mark() == opened.mark:
-                self._remove()
+            self._remove_if(opened.mark)
             return True
+
+    def take_away(self, mark: str) -> None:
+        """Take the name away, if it is still of that opening; who is connected to it stays so."""
+        with self._locked():
+            self._remove_if(mark)
 
     def clear(self) -> None:
         """Remove the name if nobody listens there any more: what a killed process left."""
@@ -88,43 +101,60 @@ class Door:
             if not self._is_answered(descriptor):
                 self._remove()
 
-    def _is_answered(self, descriptor: int) -> bool:
-        there = self._knock(descriptor)
-        if there is not None:
-            there.close()
-        return there is not None
-
-    def _knock(self, descriptor: int) -> socket.socket | None:
-        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        is_through = False
-        try:
-            link.settimeout(_KNOCK_S)
-            link.connect(self._address(descriptor))
-            if user_at(link) != os.geteuid():
-                raise NoPermission(f"another user answers at {self.path}", path=self.path)
-            link.settimeout(None)
-            is_through = True
-        except (FileNotFoundError, ConnectionRefusedError):
-            return None
-        except OSError as error:
-            why = error.strerror or "it is not answered"
-            raise Unavailable(f"{self.path} can't be reached: {why}", path=self.path) from error
-        finally:
-            if not is_through:
-                link.close()
-        return link
-
-    def _address(self, descriptor: int) -> str:
-        # Through the open folder: of a name, the kernel takes no more than 107 bytes.
-        return f"/proc/self/fd/{descriptor}/{self.name}{_SUFFIX}"
-
-    def _mark(self) -> str:
+    def mark(self) -> str:
+        """Tell the opening that has the name now from a later one; empty if there is none."""
         try:
             found = os.lstat(self.path)
         except OSError:
             return ""
         # Numbers of removed files are used again, at another time.
         return f"{found.st_dev}:{found.st_ino}:{found.st_ctime_ns}"
+
+    def _is_answered(self, descriptor: int) -> bool:
+        """Whether somebody listens. Others wait for the lock meanwhile, so a line that is full is not waited for."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+            link.setblocking(False)
+            try:
+                link.connect(self._address(descriptor))
+            except BlockingIOError:
+                return True
+            except (FileNotFoundError, ConnectionRefusedError):
+                return False
+            except OSError as error:
+                raise self._unreachable(error) from error
+        return True
+
+    def _knock(self, descriptor: int) -> socket.socket | None:
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        is_through = False
+        try:
+            # Not by a timeout of Python's: with that, the kernel refuses at once where the line is full.
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME.pack(_KNOCK_S, 0))
+            link.connect(self._address(descriptor))
+            if user_at(link) != os.geteuid():
+                raise NoPermission(f"another user answers at {self.path}", path=self.path)
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME.pack(0, 0))
+            is_through = True
+        except (FileNotFoundError, ConnectionRefusedError):
+            return None
+        except OSError as error:
+            raise self._unreachable(error) from error
+        finally:
+            if not is_through:
+                link.close()
+        return link
+
+    def _unreachable(self, error: OSError) -> Unavailable:
+        why = "too many wait there" if isinstance(error, BlockingIOError) else error.strerror or "it is not answered"
+        return Unavailable(f"{self.path} can't be reached: {why}", path=self.path)
+
+    def _address(self, descriptor: int) -> str:
+        # Through the open folder: of a name, the kernel takes no more than 107 bytes.
+        return f"/proc/self/fd/{descriptor}/{self.name}{_SUFFIX}"
+
+    def _remove_if(self, mark: str) -> None:
+        if mark and self.mark() == mark:
+            self._remove()
 
     def _remove(self) -> None:
         with translated(self.path), suppress(FileNotFoundError):
@@ -153,12 +183,30 @@ def _entered(folder: str) -> Iterator[int]:
         os.makedirs(os.path.dirname(folder), exist_ok=True)
         with suppress(FileExistsError):
             os.mkdir(folder, 0o700)
+        _refuse_unless_own(folder, os.lstat(folder))
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        found = os.fstat(descriptor)
-        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
-            hint = "it has to be this user's, with mode 700: remove it, or name another by STOKER_RUNTIME"
-            raise NoPermission(f"others may look into {folder}", hint=hint, path=folder)
+        # Once more: it may have been exchanged since.
+        _refuse_unless_own(folder, os.fstat(descriptor))
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _refuse_unless_own(folder: str, found: os.stat_result) -> None:
+    """Raise `NoPermission` unless what was found there is a folder of this user's that nobody else may look into."""
+    own, mode = os.geteuid(), stat.S_IMODE(found.st_mode)
+    hint = "move it away, or name another folder by STOKER_RUNTIME"
+    if stat.S_ISLNK(found.st_mode):
+        why = f"{folder} is a link, which others may lead elsewhere"
+    elif not stat.S_ISDIR(found.st_mode):
+        why = f"{folder} is no folder"
+    elif found.st_uid != own:
+        why = f"{folder} belongs to user {found.st_uid}, not to this one ({own})"
+        hint = "name another folder by STOKER_RUNTIME"
+    elif mode & 0o077:
+        why = f"others may look into {folder}: its mode is {mode:o}"
+        hint = f"chmod 700 {shlex.quote(folder)}, if it is meant for this; or name another folder by STOKER_RUNTIME"
+    else:
+        return
+    raise NoPermission(why, hint=hint, path=folder)

@@ -61,6 +61,9 @@ class Difference:
             return f"{self.field}: now {_short(self.after)}"
         if self.after is None:
             return f"{self.field}: was {_short(self.before)}, now gone"
+        if _are_files(self.before) and _are_files(self.after):
+            other = sum(one not in self.before for one in self.after)
+            return f"{self.field}: {other} of {_short(self.after)} {'has' if other == 1 else 'have'} changed"
         return f"{self.field}: {_short(self.before)} → {_short(self.after)}"
 
 
@@ -186,6 +189,16 @@ def _short(value: Any) -> str:
     if isinstance(value, str):
         words = value.split(" ")
         return " ".join(word[:12] if len(word) == 64 else word for word in words)
-    if isinstance(value, dict) and set(value) == {"content"} and isinstance(value["content"], str):
+    if _is_file(value):
         return f"content {value['content'][:17]}"
+    if _are_files(value):
+        return f"{len(value)} file{'' if len(value) == 1 else 's'}"
     return repr(value)
+
+
+def _is_file(value: Any) -> bool:
+    return isinstance(value, dict) and set(value) == {"content"} and isinstance(value["content"], str)
+
+
+def _are_files(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(map(_is_file, value))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from stoker.hardware.admission import Admitted, Memory, NotNow, TooLarge, admit
+from stoker.host.entry_points import entry_point
 from stoker.model.digests import Digest, digest_value
 from stoker.model.errors import StokerError
 from stoker.model.resources import GIB
@@ -110,6 +111,18 @@ class MemoryGate:
         if self._first is None:
             self._first = self._memory()
         return self._first
+
+
+def hint_of_less(node: Node, short: TooLarge | NotNow) -> str:
+    """Say what to do about a stage for which there is too little memory now: in its own words, if it has some."""
+    if node.stage.is_program:
+        return "close what holds memory, or declare less (memory=)"
+    fitting, together = "", node.stage.together
+    if together is not None and together.fits and isinstance(short, NotNow):
+        # A hint that can't be given must not hide what happened.
+        with suppress(StokerError):
+            fitting = entry_point(together.fits)(node.stage.args.make(node.args), short.room_bytes)
+    return f"close what holds memory, or ask less of it: {fitting or 'a smaller batch, say'}"
 
 
 def configuration_of(action: Action) -> Digest:

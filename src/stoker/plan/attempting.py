@@ -23,7 +23,7 @@ from stoker.model.frozen import frozen
 from stoker.model.retry import Cause
 from stoker.plan.cache import Cache, Committed, Product
 from stoker.plan.checkpoints import resume_key
-from stoker.plan.company_keys import company_key
+from stoker.plan.company.keys import company_key
 from stoker.plan.device_gate import NOTHING_TAKEN, Taken
 from stoker.plan.graph import Node
 from stoker.plan.permits import Grant
@@ -298,6 +298,8 @@ class Attempts:
         }
         if running.taken is not None:
             facts["peak_gpu_bytes"] = running.taken.peak_bytes
+        if outcome.usage.stay is not None:
+            facts["company"] = outcome.usage.stay.to_json()
         if running.reports.last:
             facts["metrics"] = running.reports.last
         if outcome.manifest is not None:

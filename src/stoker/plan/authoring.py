@@ -1,6 +1,6 @@
 """What a cookbook imports: everything to declare kinds, stages, recipes and plans, and nothing else."""
 
-from stoker.model.errors import ArgsFaults, BadInput, Fault, PlanFaults, StageInputError
+from stoker.model.errors import ArgsFaults, BadInput, Fault, PlanFaults, StageInputError, TemplateFailed
 from stoker.model.resources import Needs
 from stoker.model.retry import RetryOn, RetryPolicy
 from stoker.model.units import parse_duration, parse_size
@@ -47,6 +47,7 @@ __all__ = [
     "Stage",
     "StageContext",
     "StageInputError",
+    "TemplateFailed",
     "TextKind",
     "Tip",
     "Tips",

@@ -22,6 +22,8 @@ from stoker.plan.context import StageContext
 from stoker.plan.runner import Failed, Finished, failure_of, run_stage
 from stoker.plan.stage import Stage
 
+_LONGEST_MESSAGE = 1 << 16
+
 
 def run_work(request: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> None:
     """Do what a request says and send one answer: finished, or failed with its cause."""
@@ -128,8 +130,9 @@ def answer_of(outcome: Finished | Failed) -> dict[str, Any]:
     return {
         "outcome": "failed",
         "cause": str(outcome.cause),
-        "message": outcome.message,
-        "hint": outcome.hint,
+        # A message may hold whatever its stage met; nobody reads a book, and nobody else's answer waits for one.
+        "message": outcome.message[:_LONGEST_MESSAGE],
+        "hint": outcome.hint[:_LONGEST_MESSAGE],
         "detail": outcome.detail[-8192:],
         "error_code": outcome.error_code,
     }

@@ -15,6 +15,7 @@ import ast
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
@@ -215,16 +216,22 @@ def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
     return body[1:] if is_docstring else body
 
 
-def _read_module(path: str, name: str) -> tuple[str, list[str]]:
+def _read_module(path: str, name: str) -> tuple[str, tuple[str, ...]]:
     """Give the digest of a module's code and the names that it imports."""
     with open(path, "rb") as source:
         text = source.read()
     try:
-        syntax = ast.parse(text, filename=path)
-        return digest_of_syntax(syntax), list(_imports(syntax, name, is_package=path.endswith("__init__.py")))
+        return _understood(text, path, name)
     except (SyntaxError, ValueError, RecursionError):
         # Code that this Python can't read, perhaps never imported here: then every byte of it counts.
-        return sha256(text).hexdigest(), []
+        return sha256(text).hexdigest(), ()
+
+
+# The stages of a cookbook share most of their modules.
+@lru_cache(maxsize=256)
+def _understood(text: bytes, path: str, name: str) -> tuple[str, tuple[str, ...]]:
+    syntax = ast.parse(text, filename=path)
+    return digest_of_syntax(syntax), tuple(_imports(syntax, name, is_package=path.endswith("__init__.py")))
 
 
 def _imports(syntax: ast.AST, module: str, *, is_package: bool) -> Iterator[str]:

@@ -15,6 +15,9 @@ from stoker.plan.kind import Kind
 K = TypeVar("K", bound=Kind[Any])
 
 
+_LONGEST_TOLD = 500
+
+
 class StageContext:
     """Handed to a stage as `job`. All writing goes below `out`."""
 
@@ -84,6 +87,14 @@ class StageContext:
     def log(self, text: str) -> None:
         """Write a line to the stage's log."""
         self._emit({"log": text})
+
+    def tell(self, text: str, *, at_once: bool = False) -> None:
+        """Say in a line what people should see while it runs; it stands in the log, too.
+
+        `at_once` is for what is news of this stage alone: it is shown under its name, and does not wait for its end.
+        """
+        self.log(text)
+        self._emit({"told": text[:_LONGEST_TOLD], **({"at_once": True} if at_once else {})})
 
     def check(self) -> None:
         """Raise if the run is being cancelled: call it now and then in long loops."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import sys
 from collections.abc import Sequence
 from functools import cache
 
+from stoker.host.installing import pip_install
 from stoker.model.errors import MissingExtra
 from stoker.plan.stage import Stage
 
@@ -53,8 +53,6 @@ def missing_of(stages: Sequence[Stage]) -> MissingExtra | None:
     first = next(iter(missing.values()))
     extra = first.partition("/")[0]
     is_ours = any(stage.name == first and stage.module.startswith("stoker.cookbooks.") for stage in stages)
-    what = f"'stoker[{extra}]'" if is_ours else " ".join(sorted(missing))
-    listed = ", ".join(sorted(missing))
-    # A plain `pip` may well be that of another environment.
-    hint = f"{shlex.quote(sys.executable)} -m pip install {what}"
-    return MissingExtra(f"{first} needs {listed}: not installed", hint=hint, missing=sorted(missing))
+    hint = pip_install(f"stoker[{extra}]") if is_ours else pip_install(*sorted(missing))
+    message = f"{first} needs {', '.join(sorted(missing))}: not installed"
+    return MissingExtra(message, hint=hint, missing=sorted(missing))

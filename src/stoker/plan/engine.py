@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from stoker.model.clock import Clock
 from stoker.model.frozen import frozen
@@ -14,6 +15,9 @@ from stoker.plan.history import History
 from stoker.plan.lease import LeaseBook
 from stoker.plan.runner import StageRunner
 from stoker.plan.stage import Stage
+
+if TYPE_CHECKING:
+    from stoker.plan.company.runner import CompanyRunner
 
 
 @frozen
@@ -29,5 +33,5 @@ class Engine:
     open_devices: Callable[[Callable[[], None]], DeviceGate]
     """Give the gate before devices for one run; it calls whenever somebody who waits may have a chance."""
     clock: Clock
-    company_runner: Callable[[], StageRunner | None] = lambda: None
+    company_runner: Callable[[], CompanyRunner | None] = lambda: None
     """Give what runs stages that share a process; nothing: each has its own here."""

@@ -237,9 +237,9 @@ class Executor:
                 self._asides.forget(running.name)
                 self._tries[running.name] = self._tries.get(running.name, 0) + 1
                 self._in_flight.add(running)
-            case Elsewhere(waiting=waiting, why=why):
+            case Elsewhere(waiting=waiting, held=held):
                 if self._asides.poll_later(waiting.name, self._clock.monotonic_s()):
-                    self._news.waits_elsewhere(waiting.name, waiting.execute.key, why)
+                    self._news.waits_elsewhere(waiting.name, waiting.execute.key, held)
                 self._land(waiting.execute)
             case JustMade(waiting=waiting, record=record):
                 execute = waiting.execute

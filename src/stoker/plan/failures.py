@@ -59,6 +59,6 @@ def _leaves(kind: type[StokerError]) -> dict[str, type[StokerError]]:
 # Those that tell more than the cause does.
 _TELLING = (
     "no_space", "no_permission", "local_file", "lock_held", "missing_extra", "corrupt_bytes",
-    "program_not_found", "scratch_busy", "containment", "bug",
+    "program_not_found", "scratch_busy", "containment", "bug", "chat_template", "damaged",
 )  # fmt: skip
 _BY_CODE = {code: leaf for code, leaf in _leaves(StokerError).items() if code in _TELLING}

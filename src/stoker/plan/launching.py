@@ -7,23 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING
 
 from stoker.hardware.admission import Admitted, NotNow, TooLarge
-from stoker.model.errors import Fault, OutOfMemory, PlanFaults, StokerError
+from stoker.model.errors import OutOfMemory, StokerError
 from stoker.model.frozen import changed, frozen
 from stoker.model.resources import Needs, Resource
+from stoker.plan.admitting import hint_of_less
 from stoker.plan.attempting import Attempts, Report, Running
 from stoker.plan.cache import Hit
-from stoker.plan.company_keys import company_word
+from stoker.plan.company.keys import company_key, company_word
 from stoker.plan.device_gate import DeviceGate, NoDevices, Taken, Wait
 from stoker.plan.engine import Engine
 from stoker.plan.graph import Node
+from stoker.plan.impossible import impossible
 from stoker.plan.lease import Held
 from stoker.plan.news import News
 from stoker.plan.permits import Grant, Permits, Shortage
 from stoker.plan.queueing import Waiting, WaitingRoom
 from stoker.plan.resolve import Execute
 from stoker.store.records import Record
+
+if TYPE_CHECKING:
+    from stoker.plan.company.runner import CompanyRunner
 
 
 @frozen
@@ -38,7 +44,7 @@ class Elsewhere:
     """Another process does this very work."""
 
     waiting: Waiting
-    why: str
+    held: Held
 
 
 @frozen
@@ -104,13 +110,7 @@ class Launchpad:
                 if waiting.has_waited_enough:
                     break
                 continue
-            admitted = self._engine.memory.ask(
-                waiting.node,
-                waiting.execute.action,
-                is_work_running=self._running > 0,
-                company=waiting.needs.company,
-                joins=joins,
-            )
+            admitted = self._ask_for_memory(waiting, joins=joins)
             is_short = isinstance(admitted, NotNow) and admitted.may_wait
             tried = None if is_short else self._try_with_devices(waiting, grant, admitted)
             if not isinstance(tried, Started):
@@ -128,6 +128,28 @@ class Launchpad:
         self.devices.wait_only_for(in_line)
         return None
 
+    def _ask_for_memory(self, waiting: Waiting, *, joins: bool) -> Admitted | TooLarge | NotNow:
+        """Ask for a start; where there is no room for a base, it may be there already, in a company of another run."""
+        answer = self._engine.memory.ask(
+            waiting.node,
+            waiting.execute.action,
+            is_work_running=self._running > 0,
+            company=waiting.needs.company,
+            joins=joins,
+        )
+        if isinstance(answer, Admitted) or joins or not self._has_company(waiting):
+            return answer
+        return self._ask_for_memory(waiting, joins=True)
+
+    def _has_company(self, waiting: Waiting) -> bool:
+        runner = self._company_runner(waiting)
+        if runner is None or waiting.needs.gpu:
+            return False
+        return runner.is_begun(company_key(waiting.node.stage, waiting.needs.company, waiting.execute.action))
+
+    def _company_runner(self, waiting: Waiting) -> CompanyRunner | None:
+        return self._engine.company_runner() if waiting.needs.company else None
+
     def _has_seat(self, needs: Needs, joining: AbstractSet[str] | None) -> bool:
         """Whether there is a place at all: a company's, or one beside it."""
         if joining is not None and needs.company not in joining:
@@ -139,23 +161,10 @@ class Launchpad:
         self.devices.wait_only_for(frozenset())
 
     def refuse_the_impossible(self, nodes: Sequence[Node]) -> None:
-        """Refuse before anything runs what this machine can never give.
-
-        `PlanFaults`, `OutOfMemory` for memory, `ProgramNotFound` and its like for a program.
-        """
-        faults = tuple(Fault(node.id, never) for node in nodes if (never := self.devices.never(node.needs)))
-        if faults:
-            headline = str(faults[0]) if len(faults) == 1 else f"{len(faults)} stages can't run on this machine"
-            raise PlanFaults(headline, faults=faults)
-        too_large = [f"{node.id}: {never}" for node in nodes if (never := self._engine.memory.never(node))]
-        if too_large:
-            is_said = all(node.stage.is_program for node in nodes)
-            less = "declare less" if is_said else "ask less of it (a smaller batch, say)"
-            raise OutOfMemory("; ".join(too_large[:3]), hint=f"{less}, or run it on a larger machine")
-        programs = [node for node in nodes if node.stage.is_program and not node.producers()]
-        if programs:
-            works = {node.id: (node.stage, node.args) for node in programs}
-            self._engine.runner_for(programs[0].stage).check(works)
+        """Refuse before anything runs what this machine can never give. Raises what `impossible` gives."""
+        error = impossible(nodes, devices=self.devices, memory=self._engine.memory, runner_for=self._engine.runner_for)
+        if error is not None:
+            raise error
 
     def land(self, running: Running, report: Report) -> None:
         """Give back what a running node held, and remember how much memory it took."""
@@ -188,17 +197,16 @@ class Launchpad:
         taken: Taken | None = None
         try:
             if not isinstance(admitted, Admitted):
-                hint = "close what holds memory, or declare less (memory=)"
-                raise OutOfMemory(f"not started: {admitted.why}", hint=hint)
+                raise OutOfMemory(f"not started: {admitted.why}", hint=hint_of_less(waiting.node, admitted))
             if waiting.needs.gpu:
                 if not waiting.refusals:
                     # Nobody stands in line for what another process is about to make.
-                    lease = self._engine.leases.take(waiting.execute.key)
+                    lease = self._engine.leases.take(waiting.execute.key, self._work_of(waiting))
                     if isinstance(lease, Held):
                         self.room.leave(waiting)
-                        return Elsewhere(waiting=waiting, why=lease.why)
+                        return Elsewhere(waiting=waiting, held=lease)
                     self._engine.leases.give_back(waiting.execute.key)
-                answer = self.devices.take(waiting.needs, job=f"{self._job}/{waiting.name}")
+                answer = self.devices.take(waiting.needs, job=self._work_of(waiting))
                 if isinstance(answer, Wait):
                     self._tell_of(waiting, answer)
                     return answer
@@ -211,6 +219,10 @@ class Launchpad:
         if taken is not None and not isinstance(tried, Started):
             self.devices.give_back(taken)
         return tried
+
+    def _work_of(self, waiting: Waiting) -> str:
+        """Name what a node is to do, for others on this machine."""
+        return f"{self._job}/{waiting.name}"
 
     def _tell_of(self, waiting: Waiting, wait: Wait) -> None:
         """Say what a node waits for: once, and again when that is another thing."""
@@ -232,9 +244,9 @@ class Launchpad:
         try:
             if not self._engine.cache.still_begins_with(waiting.node, waiting.execute.action):
                 return Outdated(waiting=waiting)
-            lease = self._engine.leases.take(key)
+            lease = self._engine.leases.take(key, self._work_of(waiting))
             if isinstance(lease, Held):
-                return Elsewhere(waiting=waiting, why=lease.why)
+                return Elsewhere(waiting=waiting, held=lease)
             if not waiting.execute.force:
                 look = self._engine.cache.look(waiting.node.stage, key)
                 if isinstance(look, Hit) and look.has_bytes:
@@ -253,8 +265,7 @@ class Launchpad:
         if admitted.is_raised:
             self._news.said(waiting.name, f"its cap is {admitted.why}")
         self._news.tell()
-        runner = self._engine.company_runner() if waiting.needs.company else None
-        runner = runner or self._engine.runner_for(waiting.node.stage)
+        runner = self._company_runner(waiting) or self._engine.runner_for(waiting.node.stage)
         running = self._attempts.start(
             waiting, grant=grant, taken=taken, number=number, runner=runner, memory_bytes=admitted.cap_bytes
         )

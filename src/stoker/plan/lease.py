@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from dataclasses import dataclass
 
 from stoker.host.brief_lock import BriefLocks
 from stoker.host.durable import translated
@@ -18,9 +19,12 @@ from stoker.model.digests import Digest
 from stoker.model.errors import StokerError
 from stoker.model.frozen import frozen
 from stoker.model.json_text import dumps, loads
+from stoker.model.printable import one_line
+from stoker.model.units import format_duration
 
 LEASE_S = 90.0
 RENEW_EVERY_S = 30.0
+_LONGEST_WORK = 200
 
 
 @frozen
@@ -29,14 +33,19 @@ class Lease:
 
     owner: ProcessIdentity
     expires_s: float
+    since_s: float | None = None
+    work: str = ""
+    """What it is there, by its job and stage."""
 
 
 @frozen
 class Held:
     """Somebody else works on it."""
 
-    owner: ProcessIdentity
+    who: str
+    """The same as long as that one has it."""
     why: str
+    """Who, what, and for how long by now."""
 
 
 @frozen
@@ -59,9 +68,20 @@ def decide_lease(current: Lease | None, *, me: ProcessIdentity, owner_liveness: 
     # An owner that is known to live notices a changed clock itself, and renews.
     if owner_liveness is Liveness.UNKNOWN and current.expires_s - now_s > 2 * LEASE_S:
         return Free(why="it expires too far in the future: a clock was wrong")
-    return Held(
-        owner=current.owner, why=f"process {current.owner.pid} works on it: the same stage, with the same inputs"
-    )
+    who = f"process {current.owner.pid}{f' ({current.work})' if current.work else ''}"
+    works = "works on it"
+    if current.since_s is not None:
+        works = f"has worked on it for {format_duration(max(0.0, now_s - current.since_s))}"
+    return Held(who=who, why=f"{who} {works}: the same stage, with the same inputs")
+
+
+@dataclass(slots=True)
+class _Mine:
+    """A lease that we hold."""
+
+    since_s: float
+    work: str
+    written_s: float
 
 
 class LeaseBook:
@@ -72,43 +92,43 @@ class LeaseBook:
         self._clock = clock
         self._me = mine()
         self._owner_text = dumps(self._me.to_dict()).encode()
-        self._mine: dict[Digest, float] = {}
+        self._mine: dict[Digest, _Mine] = {}
         self._locks = BriefLocks()
 
-    def take(self, key: Digest) -> Held | Free:
-        """Try to get the lease on a key; `Free` means that it is ours now."""
+    def take(self, key: Digest, work: str = "") -> Held | Free:
+        """Try to get the lease on a key, for some work; `Free` means that it is ours now."""
         with self._locks.hold(self._shard(key)):
-            if self._write(key, os.O_EXCL):
+            if self._write(key, os.O_EXCL, work):
                 return Free()
             current = self._read(key)
             liveness = is_alive(current.owner) if current else Liveness.GONE
             decision = decide_lease(current, me=self._me, owner_liveness=liveness, now_s=self._clock.wall_s())
             if isinstance(decision, Free):
-                self._write(key, os.O_TRUNC)
+                self._write(key, os.O_TRUNC, work)
             return decision
 
     def renew_due(self) -> None:
         """Renew what we hold and have not renewed for a while. Never raises: a lease only saves work."""
         now_s = self._clock.wall_s()
-        for key, written_s in list(self._mine.items()):
+        for key, held in list(self._mine.items()):
             # In either direction: a clock that was set back must not keep us from renewing.
-            if abs(now_s - written_s) >= RENEW_EVERY_S:
+            if abs(now_s - held.written_s) >= RENEW_EVERY_S:
                 with suppress(StokerError), self._locks.hold(self._shard(key)):
                     current = self._read(key)
                     # Somebody took it over while we were asleep: it is theirs now, and our result still counts.
                     if current is None or current.owner == self._me:
-                        self._write(key, os.O_TRUNC)
+                        self._write(key, os.O_TRUNC, held.work)
                     else:
                         self._mine.pop(key, None)
 
     def give_back(self, key: Digest) -> None:
         """Let go of a key. Never raises: a lease that stays behind runs out."""
-        written_s = self._mine.pop(key, None)
-        if written_s is None:
+        held = self._mine.pop(key, None)
+        if held is None:
             return
         with suppress(StokerError, OSError), self._locks.hold(self._shard(key)):
             # Nobody takes a lease from a living owner before it has run out.
-            is_surely_mine = 0 <= self._clock.wall_s() - written_s < RENEW_EVERY_S
+            is_surely_mine = 0 <= self._clock.wall_s() - held.written_s < RENEW_EVERY_S
             current = None if is_surely_mine else self._read(key)
             if is_surely_mine or (current is not None and current.owner == self._me):
                 os.unlink(self._path(key))
@@ -147,14 +167,22 @@ class LeaseBook:
         try:
             with open(self._path(key), "rb") as file:
                 raw = loads(file.read())
-            return Lease(owner=ProcessIdentity.from_dict(raw["owner"]), expires_s=float(raw["expires_s"]))
+            since_s = raw.get("since_s")
+            return Lease(
+                owner=ProcessIdentity.from_dict(raw["owner"]),
+                expires_s=float(raw["expires_s"]),
+                since_s=None if since_s is None else float(since_s),
+                work=one_line(str(raw.get("work", "")), _LONGEST_WORK),
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             # A lease that does not parse protects nobody: at worst the work is done twice and the first result wins.
             return None
 
-    def _write(self, key: Digest, how: int) -> bool:
+    def _write(self, key: Digest, how: int, work: str) -> bool:
         """Write our lease; False if it must be new (O_EXCL) and there is one."""
         now_s = self._clock.wall_s()
+        before = self._mine.get(key)
+        held = _Mine(since_s=now_s if before is None else before.since_s, work=work, written_s=now_s)
         path = self._path(key)
         with translated(path):
             try:
@@ -162,13 +190,14 @@ class LeaseBook:
             except FileExistsError:
                 return False
             try:
-                os.write(descriptor, b'{"owner":%b,"expires_s":%d}' % (self._owner_text, now_s + LEASE_S))
+                told = b'{"owner":%b,"expires_s":%d,"since_s":%d,"work":%b}'
+                os.write(descriptor, told % (self._owner_text, now_s + LEASE_S, held.since_s, dumps(work).encode()))
             except OSError:
                 os.unlink(path)
                 raise
             finally:
                 os.close(descriptor)
-        self._mine[key] = now_s
+        self._mine[key] = held
         return True
 
     def _path(self, key: Digest) -> str:

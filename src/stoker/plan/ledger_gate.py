@@ -23,7 +23,7 @@ from stoker.model.devices import Device
 from stoker.model.errors import BadInput, StokerError
 from stoker.model.resources import Needs
 from stoker.model.units import format_size
-from stoker.plan.company_keys import held_base
+from stoker.plan.company.keys import held_base
 from stoker.plan.device_gate import Noticed, Taken, Wait, few
 from stoker.plan.device_line import DeviceLine, Granted, short_uuid
 from stoker.plan.device_variables import device_variables

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from stoker.host.durable import move_into, sync_dir, temp_name, translated
+from stoker.host.installing import pip_install
 from stoker.model.errors import MissingExtra
 from stoker.model.frozen import fresh, frozen
 from stoker.plan.metrics_file import Damage, Frame, Source, read_frames
@@ -72,7 +73,7 @@ def export_parquet(series: Sequence[Series], folder: str, *, part_rows: int = PA
         import pyarrow as pa  # noqa: PLC0415 - only who exports pays for it
         from pyarrow import parquet  # noqa: PLC0415 - the same
     except ImportError as error:
-        raise MissingExtra("Parquet needs pyarrow", hint="pip install 'stoker[tabular]', or take CSV") from error
+        raise MissingExtra("Parquet needs pyarrow", hint=f"{pip_install('stoker[tabular]')}, or take CSV") from error
     with translated(folder):
         os.makedirs(folder, exist_ok=True)
     reading = _Reading(series)

@@ -16,6 +16,7 @@ from stoker.plan.attempting import Report, Running
 from stoker.plan.cache import Committed
 from stoker.plan.device_gate import Wait
 from stoker.plan.graph import Node
+from stoker.plan.lease import Held
 from stoker.plan.outcome import NodeResult
 from stoker.plan.resolve import Execute, Use, changes_as_json
 from stoker.plan.status import StatusWriter
@@ -88,6 +89,8 @@ class News:
         }
         if running.taken is not None:
             fields |= {"devices": list(running.taken.devices), "peak_gpu_bytes": running.taken.peak_bytes}
+        if report.usage.stay is not None:
+            fields["company"] = report.usage.stay.to_json()
         self._add(Kinds.STAGE_END, fields)
 
     def failed(self, name: str, node: Node, result: NodeResult, attempt: int) -> None:
@@ -125,8 +128,9 @@ class News:
         fields = {"stage": node.stage.name, "why": why, "waits_for": wait.waits_for, "place": wait.place}
         self._add(Kinds.STAGE_WAITING, {"node": name, **fields})
 
-    def waits_elsewhere(self, name: str, key: Digest, why: str) -> None:
-        self._add(Kinds.STAGE_WAITING, {"node": name, "key": key, "why": why})
+    def waits_elsewhere(self, name: str, key: Digest, held: Held) -> None:
+        fields = {"key": key, "why": held.why, "waits_for": f"waits for {held.who}"}
+        self._add(Kinds.STAGE_WAITING, {"node": name, **fields})
 
     def rewinds(self, name: str, wanted_by: str) -> None:
         self._add(Kinds.STAGE_REWIND, {"node": name, "wanted_by": wanted_by})
@@ -149,6 +153,9 @@ class News:
             self._status.emit(Event(Kinds.STAGE_STEP, fields))
         elif "log" in report:
             self._status.emit(Event(Kinds.STAGE_LOG, {"node": name, "text": str(report["log"])}))
+        elif "told" in report:
+            at_once = {"at_once": True} if report.get("at_once") else {}
+            self._status.emit(Event(Kinds.STAGE_TOLD, {"node": name, "text": str(report["told"]), **at_once}))
 
     def _add(self, kind: str, fields: dict[str, object]) -> None:
         self._untold.append(Event(kind, fields))

@@ -19,6 +19,9 @@ from stoker.model.artifacts import ArtifactRef
 from stoker.model.errors import (
     BadInput,
     Cancelled,
+    CorruptBytes,
+    Damaged,
+    HashMismatch,
     NoSpace,
     OutOfMemory,
     StageDiverged,
@@ -33,6 +36,7 @@ from stoker.plan.context import StageContext
 from stoker.plan.kind import Kind
 from stoker.plan.run_folders import RunFolders
 from stoker.plan.stage import Stage, perform
+from stoker.plan.stays import Stay
 
 
 @frozen
@@ -87,6 +91,8 @@ class Usage:
     cpu_s: float | None = None
     was_killed_for_memory: bool = False
     """The kernel killed it at its cap: what it says of memory itself is not this."""
+    stay: Stay | None = None
+    """With whom it shared a process, if it did."""
 
 
 @frozen
@@ -250,6 +256,10 @@ _CAUSES: tuple[tuple[type[StokerError], Cause], ...] = (
     (StageDiverged, Cause.DIVERGED),
     (OutOfMemory, Cause.OOM_HOST),
     (BadInput, Cause.INPUT),
+    # Fetched again, bytes may be whole; a file that somebody else damaged stays as it is.
+    (CorruptBytes, Cause.USER),
+    (HashMismatch, Cause.USER),
+    (Damaged, Cause.INPUT),
     (NoSpace, Cause.IO),
     (Unavailable, Cause.IO),
 )

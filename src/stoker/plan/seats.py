@@ -76,6 +76,10 @@ class Company(Protocol):
     devices: tuple[str, ...]
     """Those that the process was given, by UUID."""
 
+    @property
+    def ceiling_bytes(self) -> int | None:
+        """The most that it may take of a device for those who are seated now; nothing: all there is."""
+
     def arrivals(self, wait_s: float) -> list[Seat]:
         """Give who has come since the last call; if nobody has, wait so long for somebody. Call it at every border."""
 
@@ -89,6 +93,7 @@ class Alone:
 
     def __init__(self, job: StageContext, inputs: Mapping[str, Any], args: Any) -> None:
         self.devices = job.devices
+        self.ceiling_bytes: int | None = None
         self._said: Kind[Any] | BaseException | None = None
         self._arriving = [Seat(0, job=job, inputs=inputs, args=args, answer=self._take)]
 

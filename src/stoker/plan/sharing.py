@@ -25,6 +25,8 @@ class SharedBase:
     base_ram_bytes: int
     """The same two where it computes on the CPU."""
     member_ram_bytes: int
+    about: str = ""
+    """What people are told of the base."""
 
 
 Shares = Callable[[Any, Callable[[str], str]], SharedBase | None]

@@ -68,6 +68,8 @@ class Stage:
     """More code identity, for stages whose work is done by files outside Python."""
     together: Together | None = None
     """How its attempts share a process; nothing: each has its own."""
+    foresee: Callable[[Any], None] | None = None
+    """Reads what its arguments name, for a dry run, and raises what running would find wrong there."""
 
     @property
     def module(self) -> str:
@@ -102,10 +104,12 @@ def stage(  # noqa: PLR0913 - a declaration says everything at once
     fingerprint: Callable[[], str] | None = None,
     program: type[Kind[Any]] | None = None,
     together: Together | None = None,
+    foresee: Callable[[Any], None] | None = None,
 ) -> Callable[[Callable[..., Any]], Stage]:
     """Declare a function as a stage.
 
-    With `program`, the function gives a `Program` to run in its place, whose files are then of that kind.
+    With `program`, the function gives a `Program` to run in its place, whose files are then of that kind. `preflight`
+    looks at arguments whenever a plan is made, so it costs next to nothing; `foresee` may read whole files.
     """
     _check_declaration(name, version=version, needs=needs, retry=retry, timeout_s=timeout_s)
 
@@ -142,6 +146,7 @@ def stage(  # noqa: PLR0913 - a declaration says everything at once
             preflight=preflight,
             fingerprint=fingerprint,
             together=together,
+            foresee=foresee,
         )
 
     return declare

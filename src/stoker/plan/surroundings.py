@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from stoker.model.frozen import frozen
 
 if TYPE_CHECKING:
+    from stoker.hardware.admission import Memory
     from stoker.hardware.estimate.calibration import Foretold
     from stoker.hardware.estimate.terms import Correction
 
@@ -33,8 +34,14 @@ class Surroundings:
     """Gives how many devices this machine has, asked only if it makes a difference."""
     rooms: Callable[[], Mapping[str, int]] = dict
     """Gives how much memory each of them has, in bytes by its name; nothing of one about which nobody could say."""
+    memory: Callable[[], Memory | None] = lambda: None
+    """Gives what the machine itself has of memory; nothing where the work is done elsewhere."""
     remembered: Callable[[Foretold], Remembered] = lambda _: Remembered()
     """Gives what earlier runs of such work say of its estimate, asked only where memory of a device is foretold."""
+    stand_ins: frozenset[str] = frozenset()
+    """Arguments that say something else than is meant, since what is meant is not here: nothing is judged by them."""
+    fetches: Callable[[], bool] = lambda: False
+    """Says whether what only has to be fetched comes by itself, so that it is no fault beside others."""
 
 
 _NOTHING = Surroundings()

@@ -30,3 +30,6 @@ class Together:
     key: Callable[[Any, Digests], str]
     """Give the word of an attempt, from its arguments and what it reads: all that members must have in common, such as
     the content of a base model and how it is held. An empty one works alone."""
+    fits: str = ""
+    """What says how to ask for less, `module:function`: of an attempt's arguments, and of how much of the machine's
+    memory there is now, it gives what would fit; empty if nothing would."""

@@ -31,7 +31,8 @@ from stoker.plan.admitting import MemoryGate
 from stoker.plan.authoring import PlanBuilder, Stage
 from stoker.plan.cache import Cache
 from stoker.plan.code_identity import CodeIdentity
-from stoker.plan.company_runner import CompanyRunner, CompanySettings
+from stoker.plan.company.founding import CompanySettings
+from stoker.plan.company.runner import CompanyRunner
 from stoker.plan.engine import Engine
 from stoker.plan.executor import Executor
 from stoker.plan.footprints import Footprints
@@ -156,6 +157,7 @@ class Lab:
         self.measures_every_s = 0.02
         self.linger_s = 0.2
         self.patience_s = 60.0
+        self.answer_s = 30.0
         self._preload = preload
         self._inline = InlineRunner()
         self.memory = Memory(total_bytes=64 * 2**30, available_bytes=60 * 2**30)
@@ -200,6 +202,7 @@ class Lab:
             version="test",
             linger_s=self.linger_s,
             patience_s=self.patience_s,
+            answer_s=self.answer_s,
         )
 
     def use_meter(self, meter: Meter) -> None:

@@ -188,3 +188,11 @@ def test_what_a_variable_of_a_program_holds_is_no_part_of_what_is_told() -> None
     assert "another" in told[0]
     other = [str(one) for one in differences(changed(args={"env": {"A": 1}}), changed(args={"env": {"A": 2}}))]
     assert other == ["args.env.A: 1 → 2"]
+
+
+def test_of_many_files_it_is_told_how_many_have_changed() -> None:
+    old, new, same = ({"content": f"sha256:{letter * 64}"} for letter in "abc")
+    (told,) = differences(changed(args={"files": [old, same]}), changed(args={"files": [new, same]}))
+    assert str(told) == "args.files: 1 of 2 files has changed"
+    (told,) = differences(changed(args={}), changed(args={"files": [new, same]}))
+    assert str(told) == "args.files: now 2 files"

@@ -21,7 +21,7 @@ from stoker.model.errors import Cancelled
 from stoker.model.resources import GIB, Needs
 from stoker.model.retry import Cause
 from stoker.plan.authoring import Plan, PlanBuilder, Stage
-from stoker.plan.company_words import framed
+from stoker.plan.company.words import framed
 from tests.unit.plan.lab import Flight, Lab, Ran, card
 from tests.unit.plan.together_stages import CountArgs, broken, count, greedy, hanging
 
@@ -97,6 +97,8 @@ def test_eight_attempts_share_one_process_and_each_has_its_own_result_steps_and_
     assert sorted(lab.value(ran, name)["seat"] for name in ran.result.nodes) == list(range(8))
     assert [event["step"] for event in ran.of_kind("stage_step", "m3")][-1:] == [3]
     assert "m3 is done" in lab.log("m3")
+    told = ran.of_kind("stage_told", "m3")
+    assert [(event["text"], event["at_once"]) for event in told] == [("m3 is done", True)]
     assert "m4 is done" not in lab.log("m3")
     assert "seated m3" in lab.log("m3"), "what the process prints goes to everybody"
 
@@ -158,9 +160,26 @@ def test_two_runs_meet_in_one_company_and_a_late_one_joins_it(lab: Lab, tmp_path
     with Lab(lab.folder, store=tmp_path / "another") as other:
         late = other.run(members(CountArgs(member="late")))
         assert processes_in(other, late) == {pid}
+        (told,) = late.of_kind("stage_end", "late")
+        company = {"process": pid, "members": 2, "others": 1, "with": ["run-1/m0"]}
+        assert told["company"] == company, "it is told with whom it was"
+        assert late["late"].products[0].record.body["company"] == company, "and its result remembers it"
     (tmp_path / "go").touch()
 
     assert processes_in(lab, flight.land()) == {pid}
+
+
+def test_whoever_joins_a_company_of_another_run_needs_no_memory_for_its_base(lab: Lab, tmp_path: Path) -> None:
+    needs = Needs(memory_gib=10.0, base_memory_gib=8.0)
+    with Lab(lab.folder, store=tmp_path / "another") as other:
+        # Of 20 GiB four are free, and two stay with the machine: enough for a member, not for its base.
+        other.memory = Memory(total_bytes=20 * GIB, available_bytes=4 * GIB + 1)
+        assert other.run(members(CountArgs(member="early"), needs=needs))["early"].cause is Cause.OOM_HOST
+        flight, pid = _held_up(lab, tmp_path, 1)
+        assert processes_in(other, other.run(members(CountArgs(member="late"), needs=needs))) == {pid}
+    (tmp_path / "go").touch()
+
+    assert set(flight.land().endings.values()) == {"ran"}
 
 
 def test_bytes_that_are_none_of_ours_cost_a_company_nothing(lab: Lab, tmp_path: Path) -> None:
@@ -174,6 +193,8 @@ def test_bytes_that_are_none_of_ours_cost_a_company_nothing(lab: Lab, tmp_path: 
         struct.pack("!I", 2) + b"\xff\xff",
         framed({"join": 7}),
         framed({"join": {}}),
+        framed({"join": {"claim": 7, "most": "x", "who": []}}),
+        framed({"join": {"claim": {"entry": {"shares": [1]}, "folder": 1}}}),
         framed({"join": {"entry": "os:system", "node": "x", "args": {}, "inputs": {}}}),
         framed({"stop": True}) * 3,
         struct.pack("!I", 1 << 20) + b"[" * (1 << 20),
@@ -190,6 +211,49 @@ def test_bytes_that_are_none_of_ours_cost_a_company_nothing(lab: Lab, tmp_path: 
     (tmp_path / "go").touch()
 
     assert processes_in(lab, flight.land()) == {pid}
+
+
+def test_whoever_finds_a_company_that_was_stopped_begins_another_and_the_first_goes_on(
+    lab: Lab, tmp_path: Path
+) -> None:
+    flight, pid = _held_up(lab, tmp_path, 1)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with Lab(lab.folder, store=tmp_path / "another") as other:
+            other.answer_s = 0.3
+            late = other.run(members(CountArgs(member="late")))
+            assert processes_in(other, late).isdisjoint({pid})
+            assert "has not answered for 0.3s: another one is begun" in other.log("late")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    (tmp_path / "go").touch()
+
+    assert processes_in(lab, flight.land()) == {pid}
+
+
+def test_a_member_on_a_device_whose_company_was_stopped_says_so(lab: Lab, tmp_path: Path) -> None:
+    lab.devices = (card("a"),)
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    needs = Needs(gpu=1, vram_gib=10.0, base_gib=8.0, shares=True)
+    waiting = CountArgs(member="m0", waits_for=str(tmp_path / "go"), marks=str(marks))
+    flight = lab.start(members(waiting, needs=needs))
+    until(lambda: seated(marks) == ["m0"], "nobody is seated")
+    pid = int(os.listdir(marks)[0].partition(".")[2])
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with Lab(lab.folder, store=tmp_path / "another") as other:
+            other.devices, other.answer_s = lab.devices, 0.1
+            late = other.run(members(CountArgs(member="late"), needs=needs))
+            assert (late["late"].cause, late["late"].message.partition(":")[0]) == (
+                Cause.LOST,
+                "its company has not answered for 0.1s",
+            )
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    (tmp_path / "go").touch()
+
+    assert set(flight.land().endings.values()) == {"ran"}, "it has its door still"
 
 
 def test_no_more_members_are_seated_at_once_than_they_say(lab: Lab, tmp_path: Path) -> None:
@@ -245,6 +309,8 @@ def test_members_on_a_device_are_charged_for_their_base_once(lab: Lab, tmp_path:
     (device,) = lab.ledger.state().devices
     assert {holder.entry.owner.pid for holder in device.holders} == {pid}
     assert device.available_bytes < 2 * GIB
+    # All six have 20 GiB, and as much of what is never promised as those are of what is.
+    assert f"at most {20 * GIB * device.device.total_bytes // device.device.usable_bytes} bytes" in lab.log("m0")
     (tmp_path / "go").touch()
 
     assert set(flight.land().endings.values()) == {"ran"}

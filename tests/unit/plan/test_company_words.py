@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from stoker.plan.company_words import (
+from stoker.plan.company.words import (
     LONGEST_BYTES,
     Frames,
     LastWords,

@@ -46,7 +46,7 @@ def another_owner(folder: str) -> Iterator[int]:
     with signal_pipe() as (has_it, await_it), signal_pipe() as (let_go, await_end):
 
         def hold() -> None:
-            assert isinstance(LeaseBook(folder, clock=FakeClock(NOW_S)).take(KEY), Free)
+            assert isinstance(LeaseBook(folder, clock=FakeClock(NOW_S)).take(KEY, "run/train"), Free)
             has_it()
             await_end()
 
@@ -102,12 +102,13 @@ def test_a_lease_is_taken_and_given_back(folder: str, clock: FakeClock) -> None:
     book.give_back_all()
 
 
-def test_another_process_that_holds_it_is_named(folder: str, clock: FakeClock) -> None:
+def test_another_process_that_holds_it_is_named_with_its_work_and_for_how_long(folder: str, clock: FakeClock) -> None:
     with another_owner(folder) as pid:
+        clock.advance(20)
         decision = LeaseBook(folder, clock=clock).take(KEY)
         assert isinstance(decision, Held)
-        why = f"process {pid} works on it: the same stage, with the same inputs"
-        assert (decision.owner.pid, decision.why) == (pid, why)
+        why = f"process {pid} (run/train) has worked on it for 20s: the same stage, with the same inputs"
+        assert (decision.who, decision.why) == (f"process {pid} (run/train)", why)
         assert LeaseBook(folder, clock=clock).held() == [KEY]
 
 

@@ -42,7 +42,7 @@ def count_together(company: Company) -> None:
     while not company.is_over:
         for seat in company.arrivals(0.002 if counts else 0.5):
             counts[seat] = _kept(seat)
-            print(f"seated {seat.args.member}")
+            print(f"seated {seat.args.member}, at most {company.ceiling_bytes} bytes")
             if seat.args.marks:
                 Path(seat.args.marks, f"{seat.args.member}.{os.getpid()}").touch()
         for seat in list(counts):
@@ -64,7 +64,7 @@ def _count_one(seat: Seat, counts: dict[Seat, int]) -> None:
         seat.job.scratch.joinpath("count").write_text(str(counts[seat]))
         if counts[seat] >= args.to:
             body = {"member": args.member, "count": counts[seat], "process": os.getpid(), "seat": seat.number}
-            seat.job.log(f"{args.member} is done")
+            seat.job.tell(f"{args.member} is done", at_once=True)
             seat.finished(seat.job.save(Counted, body))
             del counts[seat]
     except (Cancelled, StageDiverged, OSError) as error:

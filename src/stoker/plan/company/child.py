@@ -1,6 +1,6 @@
 """A company's own process: it greets whoever connects, seats them, and runs the one function that works for all.
 
-Started by its keeper (`company_host`), inside a box, with the door already open; it ends with its keeper. What the
+Started by its keeper (`host`), inside a box, with the door already open; it ends with its keeper. What the
 function prints goes to every member's log, and what it raises fails every member that is still seated. When nobody is
 left it lingers a little, closes the door and ends.
 """
@@ -27,15 +27,17 @@ from stoker.model.clock import Clock, SystemClock
 from stoker.model.errors import Bug, StokerError
 from stoker.model.json_text import loads
 from stoker.plan.child import answer_of, checked_args, context_of, find_stage, given_inputs
-from stoker.plan.company_claims import give_back
-from stoker.plan.company_guests import Guest, Guests
-from stoker.plan.company_words import FORMAT
+from stoker.plan.company.claims import ceiling_by, give_back
+from stoker.plan.company.guests import Guest, Guests
+from stoker.plan.company.words import FORMAT
 from stoker.plan.kind import Kind
 from stoker.plan.runner import Failed, Finished, failure_of, handles_of, judge_made
 from stoker.plan.seats import Seat
+from stoker.plan.stays import Stay, Stays
 
 _ANY = 1 << 20
 _LAST_ANSWERS_S = 10.0
+_LONGEST_LINE = 1 << 14
 
 
 class Hall:
@@ -51,7 +53,9 @@ class Hall:
         self._linger_s = linger_s
         self._clock = clock
         self._seats: dict[int, Guest] = {}
+        self._stays = Stays(os.getpid())
         self._is_over = False
+        self.ceiling_bytes: int | None = None
 
     @property
     def is_over(self) -> bool:
@@ -72,7 +76,10 @@ class Hall:
                 self._guests.changed.wait(left_s)
         if not joined and empty_s is not None and empty_s >= self._linger_s:
             self._is_over = self._withdraw()
-        return [seat for guest in joined if (seat := self._seat(guest)) is not None]
+        seats = [seat for guest in joined if (seat := self._seat(guest)) is not None]
+        if joined:
+            self._look_at_claims()
+        return seats
 
     def fail_all(self, error: BaseException) -> None:
         """Give up: everybody who is here, or was about to be, fails for this reason."""
@@ -114,6 +121,7 @@ class Hall:
         number = next(number for number in range(_ANY) if number not in self._seats)
         self._seats[number] = guest
         work = guest.work or {}
+        self._stays.came(number, work.get("who", work.get("node")))
         try:
             stage = find_stage(work["entry"])
             job = context_of(work, stage, guest.say, lambda: guest.is_stopped or guest.is_gone)
@@ -131,12 +139,16 @@ class Hall:
 
         return Seat(number, job=job, inputs=inputs, args=args, answer=answer, is_gone=lambda: guest.is_gone)
 
+    def _look_at_claims(self) -> None:
+        self.ceiling_bytes = ceiling_by(guest.work.get("claim") for guest in self._seats.values() if guest.work)
+
     def _answer(self, number: int, outcome: Finished | Failed) -> None:
         guest = self._seats.pop(number)
+        self._look_at_claims()
         if guest.is_gone and guest.work is not None:
             # Its run may have been killed: what it holds of devices is held by this process by now.
             give_back(guest.work.get("claim"))
-        self._guests.told(guest, _as_message(outcome))
+        self._guests.told(guest, _as_message(outcome, self._stays.left(number)))
 
 
 class Everybody(io.TextIOBase):
@@ -165,6 +177,10 @@ class Everybody(io.TextIOBase):
             if newline:
                 self._own.flush()
                 self._tell(whole)
+            if len(self._line) > _LONGEST_LINE:
+                # Bars that are drawn over and over never end their line.
+                self._tell(self._line)
+                self._line = ""
         return len(text)
 
     def flush(self) -> None:
@@ -203,6 +219,7 @@ def main(descriptor: int) -> NoReturn:
     os._exit(status)
 
 
-def _as_message(outcome: Finished | Failed) -> dict[str, Any]:
+def _as_message(outcome: Finished | Failed, stay: Stay | None = None) -> dict[str, Any]:
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"answer": answer_of(outcome), "peak_rss_bytes": peak_bytes}
+    company = None if stay is None else stay.to_json()
+    return {"answer": answer_of(outcome), "peak_rss_bytes": peak_bytes, "company": company}

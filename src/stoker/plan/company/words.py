@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import array
 import os
+import select
 import socket
 import struct
 from typing import Any
@@ -42,7 +43,14 @@ class Frames:
     """Bytes in, messages out."""
 
     def __init__(self) -> None:
+        self.longest_bytes = LONGEST_BYTES
+        """Of the next message: a longer one is refused as soon as it is announced."""
         self._bytes = bytearray()
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """How much is held of a message that is not whole yet."""
+        return len(self._bytes)
 
     def feed(self, data: bytes) -> list[dict[str, Any]]:
         """Give the messages that are whole now. Raises `ValueError` for bytes that are none of ours."""
@@ -50,8 +58,8 @@ class Frames:
         bodies = []
         while len(self._bytes) >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(self._bytes)
-            if size > LONGEST_BYTES:
-                message = f"a message of {size} bytes is announced, and {LONGEST_BYTES} are the most"
+            if size > self.longest_bytes:
+                message = f"a message of {size} bytes is announced, and {self.longest_bytes} are the most"
                 raise ValueError(message)
             end = _LENGTH.size + size
             if len(self._bytes) < end:
@@ -77,6 +85,13 @@ def receive(link: socket.socket) -> tuple[bytes, list[int]]:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             fds.frombytes(rights[: len(rights) - len(rights) % fds.itemsize])
     return data, list(fds)
+
+
+def is_ready(link: socket.socket, for_what: int, within_s: float) -> bool:
+    """Wait until a connection can be read from, or written to, for so long at most; says whether it can."""
+    poller = select.poll()
+    poller.register(link, for_what)
+    return bool(poller.poll(max(0.0, within_s) * 1000))
 
 
 @frozen

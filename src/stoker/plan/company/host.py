@@ -1,6 +1,6 @@
 """The keeper of a company: starts its process in a box, watches it end, and leaves nothing behind.
 
-    member (any run of this user)  ──starts──▶  keeper (own session, one thread)  ──box──▶  company_child
+    member (any run of this user)  ──starts──▶  keeper (own session, one thread)  ──box──▶  child
 
 It belongs to nobody's run: whoever started it may end at any time. It holds no connection, only the door: when the
 company has ended, whoever still waits there is told so, and members that lost their connection find its last words in
@@ -28,11 +28,11 @@ from stoker.host.script_orders import written
 from stoker.model.clock import SystemClock
 from stoker.model.errors import Bug, ProcessLost, StokerError
 from stoker.model.json_text import dumps, loads
-from stoker.plan.company_words import LastWords, framed, words_as_json
+from stoker.plan.company.words import LastWords, framed, words_as_json
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]);"
-    "from stoker.plan.company_child import main; main(int(sys.argv[1]))"
+    "from stoker.plan.company.child import main; main(int(sys.argv[1]))"
 )
 _LOOK_S = 0.5
 _TAIL_BYTES = 1 << 14

@@ -2,7 +2,8 @@
 
 A guest is greeted when it connects, joins by saying what its work is, and is told how that ended. What it does not read
 in time is dropped if it was progress; an answer never is. A guest that sends what is none of ours loses its connection,
-and nobody else notices.
+and nobody else notices. So does one whose join is not whole in time, and where unfinished ones are too much together,
+the longest.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from typing import Any
 
 from stoker.host.door import user_at
 from stoker.model.clock import Clock
-from stoker.plan.company_words import Frames, framed, receive
+from stoker.plan.company.words import LONGEST_BYTES, Frames, framed, receive
 
 _JOIN_WITHIN_S = 30.0
 _MOST_UNJOINED = 256
+_MOST_UNFINISHED_BYTES = 4 * LONGEST_BYTES
+_LONGEST_STOP_BYTES = 1 << 10
 # Beyond these, what a guest has not read is dropped: steps first, then lines of its log.
 _STEPS_BYTES = 1 << 18
 _LINES_BYTES = 1 << 22
@@ -57,12 +60,17 @@ class Guest:
         """Tell it something; never waits and never raises. Progress that it does not read is dropped."""
         if "log" in body and len(body["log"]) > _LONGEST_TEXT:
             body = {"log": f"{body['log'][:_LONGEST_TEXT]}… (cut)"}
-        most = _LINES_BYTES if "log" in body else _STEPS_BYTES if "step" in body else None
+        most = _LINES_BYTES if "log" in body or "told" in body else _STEPS_BYTES if "step" in body else None
         if most is not None and self._unsent_bytes > most:
             return
+        try:
+            said = framed(body)
+        except ValueError:
+            # Progress of a size that nobody would take; answers are short.
+            return
         with self._lock:
-            self._unsent.append(framed(body))
-            self._unsent_bytes += len(self._unsent[-1])
+            self._unsent.append(said)
+            self._unsent_bytes += len(said)
             if len(self._unsent) == 1:
                 self._send()
             has_more = bool(self._unsent)
@@ -229,6 +237,9 @@ class Guests:
         return self._lets_in and sum(1 for guest in self._guests if guest.work is None) < _MOST_UNJOINED
 
     def _hear(self, guest: Guest) -> None:
+        if not guest.is_heard:
+            # Lost a moment ago, for another's sake.
+            return
         try:
             data, fds = receive(guest.link)
         except BlockingIOError:
@@ -245,6 +256,8 @@ class Guests:
                 self._take(guest, body)
         except ValueError:
             self._lose(guest)
+        if guest.frames.unfinished_bytes:
+            self._bound_unfinished()
 
     def _take(self, guest: Guest, body: dict[str, Any]) -> None:
         work = body.get("join")
@@ -253,11 +266,21 @@ class Guests:
         elif isinstance(work, dict) and guest.work is None:
             with self.changed:
                 guest.work = work
+                guest.frames.longest_bytes = _LONGEST_STOP_BYTES
                 self._joined.append(guest)
                 self.changed.notify_all()
         else:
             message = "neither a join nor a stop"
             raise ValueError(message)
+
+    def _bound_unfinished(self) -> None:
+        """Lose who holds the most of what is not whole, as long as all of that is too much."""
+        with self.changed:
+            unfinished = {guest: guest.frames.unfinished_bytes for guest in self._guests if guest.is_heard}
+            while sum(unfinished.values()) > _MOST_UNFINISHED_BYTES:
+                longest = max(unfinished, key=lambda guest: unfinished[guest])
+                del unfinished[longest]
+                self._lose(longest)
 
     def _lose(self, guest: Guest) -> None:
         """It is gone. Who was not seated yet leaves at once; a seat is left by whoever works for it."""
@@ -265,6 +288,7 @@ class Guests:
             if not guest.is_heard:
                 return
             guest.is_heard, guest.is_gone = False, True
+            guest.frames = Frames()
             with suppress(KeyError):
                 self._selector.unregister(guest.link)
             if guest.work is None or guest in self._joined:
