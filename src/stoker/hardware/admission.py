@@ -28,6 +28,13 @@ class Memory:
         """What work may have at all: everything above the floor."""
         return None if self.total_bytes is None else self.total_bytes - floor_bytes(self.total_bytes)
 
+    @property
+    def room_bytes(self) -> int | None:
+        """What work may have now: what is free above the floor."""
+        if self.available_bytes is None or self.total_bytes is None:
+            return self.available_bytes
+        return max(0, self.available_bytes - floor_bytes(self.total_bytes))
+
 
 @frozen
 class Admitted:
@@ -55,6 +62,8 @@ class NotNow:
 
     need_bytes: int
     available_bytes: int
+    room_bytes: int
+    """What work may have of that."""
     may_wait: bool
     """Work of ours is running, and will give memory back. If not, waiting is no use: others hold it."""
     why: str
@@ -92,13 +101,13 @@ def admit(
 
 
 def _shortage(need_bytes: int, memory: Memory, *, is_work_running: bool) -> NotNow | None:
-    if memory.available_bytes is None or memory.total_bytes is None:
-        return None
-    if memory.available_bytes - need_bytes >= floor_bytes(memory.total_bytes):
+    room_bytes = memory.room_bytes
+    if memory.available_bytes is None or memory.total_bytes is None or room_bytes is None or need_bytes <= room_bytes:
         return None
     return NotNow(
         need_bytes=need_bytes,
         available_bytes=memory.available_bytes,
+        room_bytes=room_bytes,
         may_wait=is_work_running,
         why=f"it needs {format_size(need_bytes)}; {format_size(memory.available_bytes)} are free now, and "
         f"{format_size(floor_bytes(memory.total_bytes))} of that stay with the machine",

@@ -12,14 +12,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stoker.config.adapters import AdapterEntry
-from stoker.config.adapters_file import Around, ReadAdapter, Whole, argument_of, read_adapters_into
+from stoker.config.adapters_file import WHOSE_TURN, Around, ReadAdapter, Whole, argument_of, read_adapters_into
 from stoker.config.fields import Reading
 from stoker.config.origin import Layer
 from stoker.config.schema import Schema
 from stoker.config.trees import found, with_value
 from stoker.config.values import same
 from stoker.model.encoding import encode
-from stoker.model.errors import AdaptersFaults, ArgsFaults, Fault, Faults
+from stoker.model.errors import AdaptersFaults, ArgsFaults, Damaged, Fault, Faults, StokerError
+from stoker.model.faults import Lack
 from stoker.model.frozen import changed, frozen
 from stoker.model.names import is_job_name
 from stoker.plan.graph import Plan
@@ -66,6 +67,7 @@ def order_adapters(desk: Desk, path: str, words: Sequence[str], *, shown: str = 
     try:
         read_adapters_into(making.make, shown or path, path, around)
     except AdaptersFaults as error:
+        error.lacks = making.lacks
         raise _joined(wrong, error) if wrong is not None else error from None
     if wrong is not None:
         raise wrong
@@ -84,6 +86,14 @@ def name_of(path: str) -> str:
     return stem if is_job_name(stem) else _NAME
 
 
+@frozen
+class _Checked:
+    """An adapter that can be trained."""
+
+    args: dict[str, Any]
+    plan: Plan
+
+
 class _Making:
     """One file on its way to trials."""
 
@@ -91,6 +101,10 @@ class _Making:
         self.made: list[Made] = []
         self.plans: list[Plan] = []
         self.notes: list[str] = []
+        self.lacks: tuple[Lack, ...] = ()
+        """What fetching may mend, if nothing else is wrong."""
+        self._lacking = 0
+        """How many of the faults so far fetching may mend."""
         self._desk = desk
         self._recipe = recipe
         self._typed = typed
@@ -99,19 +113,24 @@ class _Making:
 
     def make(self, whole: Whole, reading: Reading) -> None:
         # Each time anew: a file with faults is read twice.
-        self.made, self.plans, self.notes = [], [], []
+        self.made, self.plans, self.notes, self.lacks = [], [], [], ()
         if not self._is_whole:
             return
+        lacks: dict[Lack, None] = {}
+        self._lacking = 0
         shared = self._shared(whole)
         told: set[str] = set()
         first: dict[bytes, str] = {}
         for one in whole.adapters:
             if one.entry is None:
                 continue
+            before = reading.count
             checked = self._checked(one, one.entry, shared, whole, reading, told)
-            if checked is None:
+            if isinstance(checked, tuple):
+                lacks |= dict.fromkeys(checked)
+                self._lacking += reading.count - before if checked else 0
                 continue
-            args, plan = checked
+            args, plan = checked.args, checked.plan
             identity = encode(self._recipe.args.identity(args, str))
             if (same_as := first.setdefault(identity, one.entry.label)) != one.entry.label:
                 message = f"{one.entry.label} is the same as {same_as}: same data, same values"
@@ -122,6 +141,9 @@ class _Making:
         points = _points([one.args for one in self.made])
         self.made = [changed(one, point=point) for one, point in zip(self.made, points, strict=True)]
         self._note_outdone(whole)
+        if reading.count and not self.plans:
+            self._look_at_base(shared, whole, reading, told)
+        self.lacks = tuple(lacks) if self._lacking == reading.count else ()
 
     def _shared(self, whole: Whole) -> dict[str, Any]:
         """Give what holds for all: the top of the file, and over it what was typed."""
@@ -142,37 +164,64 @@ class _Making:
         whole: Whole,
         reading: Reading,
         told: set[str],
-    ) -> tuple[dict[str, Any], Plan] | None:
-        """Give an adapter's checked arguments and its plan; nothing if something is wrong, which is noted."""
+    ) -> _Checked | tuple[Lack, ...]:
+        """Give an adapter's checked arguments and its plan; if something is wrong, it is noted: what would mend it."""
         own = {"data": entry.data, "checkpoints": entry.checkpoint, "label": entry.label}
         said = {**shared, **entry.values, **own, "adapter_index": entry.number - 1}
         values: dict[str, Any] = {}
         for path, value in said.items():
             values = with_value(values, path.split("."), value)
         args, faults = self._recipe.args.check(values, owner=self._recipe.name)
+        lacks: tuple[Lack, ...] = ()
         if not faults:
             try:
-                return args, self._desk.compile(self._recipe, args)
+                return _Checked(args=args, plan=self._desk.compile(self._recipe, args))
             except ArgsFaults as error:
-                faults = list(error.faults)
+                faults, lacks = list(error.faults), error.lacks
+            except Damaged as error:
+                faults = [Fault(str(error.data.get("where", "")), str(error.data.get("why", error)), error.hint)]
+        if lacks and reading.count > self._lacking and self._desk.surroundings.fetches():
+            # It comes by itself once the rest is right.
+            return lacks
         for fault in faults:
             self._note(fault, one, whole, reading, told)
-        return None
+        return lacks
 
     def _note(self, fault: Fault, one: ReadAdapter, whole: Whole, reading: Reading, told: set[str]) -> None:
         """Note a fault where the value stands: in the adapter, at the top of the file, or beside it, once."""
         argument = fault.where.removeprefix(f"{self._recipe.name}.")
         if argument in one.words or one.given.says(argument):
             one.note(argument, fault.message, fault.hint, reading)
-        elif argument in whole.top.words and argument not in self._typed.values:
-            if str(fault) not in told:
-                whole.top.note(argument, fault.message, fault.hint, reading)
-        elif argument in self._typed.values:
-            if str(fault) not in told:
-                reading.add([Fault(f"{argument}=", fault.message, fault.hint)])
+        elif argument in whole.top.words or argument in self._typed.values:
+            self._note_of_all(argument, fault, whole, reading, told)
         else:
             reading.refuse(one.given.node, one.given.key, f"{argument}: {fault.message}", fault.hint)
         told.add(str(fault))
+
+    def _note_of_all(self, argument: str, fault: Fault, whole: Whole, reading: Reading, told: set[str]) -> None:
+        """Note a fault of what holds for all adapters, at the top of the file or beside it, once."""
+        if str(fault) in told:
+            return
+        if argument in self._typed.values:
+            reading.add([Fault(f"{argument}=", fault.message, fault.hint)])
+        else:
+            whole.top.note(argument, fault.message, fault.hint, reading)
+
+    def _look_at_base(self, shared: Mapping[str, Any], whole: Whole, reading: Reading, told: set[str]) -> None:
+        """Note what is wrong with the base where no adapter came far enough to say so."""
+        args, wrong = self._recipe.args.check({"base": shared.get("base")}, owner=self._recipe.name)
+        if wrong:
+            return
+        try:
+            self._desk.compile(self._recipe, args)
+        except ArgsFaults as error:
+            if error.lacks and self._desk.surroundings.fetches():
+                return
+            for fault in error.faults:
+                if fault.where == f"{self._recipe.name}.base":
+                    self._note_of_all("base", fault, whole, reading, told)
+        except StokerError:
+            return
 
     def _note_outdone(self, whole: Whole) -> None:
         """Say which typed words an adapter has an opinion of its own about: those are defaults."""
@@ -190,7 +239,7 @@ def _typed(desk: Desk, words: Sequence[str], schema: Schema) -> _Typed:
     composed, overrides = read_all(
         words=renamed,
         files=(),
-        schema=schema,
+        schema=_with_turns(schema),
         environment=desk.environment,
         folder=desk.folder,
         owner=RECIPE,
@@ -209,6 +258,20 @@ def _typed(desk: Desk, words: Sequence[str], schema: Schema) -> _Typed:
         values={path: found(composed.values, path.split(".")) for path in paths},
         notes=tuple(given_twice(overrides)),
     )
+
+
+def _with_turns(schema: Schema) -> Schema:
+    """Give a schema whose schedule, where it is refused, tells of whose turn it is, too: here it may say so."""
+    declared = schema.leaves["schedule"]
+
+    def read(text: str) -> Any:
+        try:
+            return declared.read(text)
+        except ValueError as error:
+            message = f"{error}; {WHOSE_TURN}"
+            raise ValueError(message) from None
+
+    return changed(schema, leaves={**schema.leaves, "schedule": changed(declared, read=read)})
 
 
 def _renamed(word: str) -> str:

@@ -72,6 +72,8 @@ class Folders:
     scratch: str
     out: str
     envs: str
+    kernels: str
+    """What was compiled for devices."""
     models: str
     """The cache of models that other programs share; empty if it is not known."""
 
@@ -112,6 +114,7 @@ def look_around(
         _runs(folders.runs),
         _state(folders.state, now_s),
         _environments(folders.envs, found.environments),
+        _kernels(folders.kernels, now_s),
         *(_downloads(folders.models, now_s, all_of_ours=more.downloads) if folders.models else ()),
         Area(
             name="plain results",
@@ -250,6 +253,19 @@ def _environments(root: str, offered: Offer) -> Area:
         ),
         stays="--older-than and --max-envs let more go, none that is in use",
     )
+
+
+def _kernels(root: str, now_s: float) -> Area:
+    doomed = tuple(_measured(_rested(root, now_s)))
+    goes = _listed((len(doomed), "kernel from 30 days ago", "kernels from 30 days ago"))
+    return _area("kernels", root, doomed, goes=goes, stays="compiled for devices, for 30 days: a start is quicker")
+
+
+def _rested(root: str, now_s: float) -> Iterator[str]:
+    """Give the innermost folders in which nothing was written for long: what belongs together lies in one."""
+    for folder, below, files in os.walk(root):
+        if files and not below and all(_age_s(os.path.join(folder, name), now_s) >= FORGOTTEN_S for name in files):
+            yield folder
 
 
 def unfinished_bytes(cache: str) -> int:

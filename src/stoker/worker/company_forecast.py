@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from stoker.hardware.estimate.seating import seated
 from stoker.model.frozen import frozen
 from stoker.model.resources import Needs
-from stoker.plan.graph import Plan
+from stoker.plan.graph import Node
 from stoker.plan.sharing import SharedBase
 from stoker.worker.trials import Trial
 
@@ -39,6 +40,8 @@ class CompanyForecast:
     """Of those that have room together, the base included."""
     free_bytes: int | None
     is_on_device: bool
+    about: str = ""
+    """What people are told of the base."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -48,24 +51,30 @@ class CompanyForecast:
             "predicted_bytes": self.predicted_bytes,
             "free_bytes": self.free_bytes,
             "is_on_device": self.is_on_device,
+            "about": self.about,
         }
 
 
 def foretell_companies(
-    plan: Plan, trials: Sequence[Trial], shared: Callable[[Trial], SharedBase | None], room: Room
+    nodes: Sequence[Node], trials: Sequence[Trial], shared: Callable[[Trial], SharedBase | None], room: Room
 ) -> list[CompanyForecast]:
-    """Foretell the companies that trials become, in the order of their first members; what works alone makes none."""
-    together = {node.id: node.needs for node in plan.nodes if node.stage.together}
+    """Foretell the companies that trials with some nodes become, in the order of their first members.
+
+    What works alone makes none, and neither does a trial that has none of these nodes.
+    """
+    together = {node.id: node.needs for node in nodes if node.stage.together}
     groups: dict[str, list[Needs]] = {}
+    about: dict[str, str] = {}
     for trial in trials:
         needs = next((together[name] for name in trial.nodes.nodes if name in together), None)
         base = shared(trial) if needs is not None else None
         if needs is not None and base is not None and base.word:
             groups.setdefault(base.word, []).append(needs)
-    return [_forecast(members, room) for members in groups.values()]
+            about.setdefault(base.word, base.about)
+    return [_forecast(members, room, about[word]) for word, members in groups.items()]
 
 
-def _forecast(members: Sequence[Needs], room: Room) -> CompanyForecast:
+def _forecast(members: Sequence[Needs], room: Room, about: str) -> CompanyForecast:
     is_on_device = members[0].gpu > 0
     free_bytes = room.device_bytes if is_on_device else room.memory_bytes
     wanted = [
@@ -75,17 +84,15 @@ def _forecast(members: Sequence[Needs], room: Room) -> CompanyForecast:
     base_bytes = max(base for _, base in wanted)
     own = [max(0, total - base) for total, base in wanted]
     most = min((one.most for one in members if one.most), default=len(members))
-    at_once, taken_bytes = 0, base_bytes
-    for own_bytes in own[:most]:
-        if at_once and free_bytes is not None and taken_bytes + own_bytes > free_bytes:
-            break
-        taken_bytes += own_bytes
-        at_once += 1
+    may = own[:most]
+    # One begins whatever is free at the moment: it waits until there is room.
+    at_once = len(may) if free_bytes is None else max(1, seated(free_bytes, base_bytes, may))
     return CompanyForecast(
         members=len(members),
         at_once=at_once,
         base_bytes=base_bytes,
-        predicted_bytes=taken_bytes,
+        predicted_bytes=base_bytes + sum(may[:at_once]),
         free_bytes=free_bytes,
         is_on_device=is_on_device,
+        about=about,
     )

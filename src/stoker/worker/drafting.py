@@ -17,6 +17,7 @@ from stoker.config.override import Kind, Override, read_overrides
 from stoker.config.schema import Schema
 from stoker.config.sweep import paths_of
 from stoker.model.errors import ArgsFaults, ConfigFaults, Fault, Faults, ProgramFaults
+from stoker.model.faults import Lack
 from stoker.worker.program_order import ProgramWords, flat, split
 
 _REPLACING = frozenset({Kind.CHANGE, Kind.FORCE})
@@ -72,6 +73,9 @@ class TrialFaults:
         self._first: dict[tuple[str, str], tuple[str, Fault]] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
         self._error: Faults | None = None
+        self._lacks: dict[Lack, None] = {}
+        self._is_lacking = True
+        """Nothing is wrong but what fetching may mend."""
         self._seen = 0
 
     @contextmanager
@@ -84,6 +88,8 @@ class TrialFaults:
             if not label:
                 raise
             self._error = self._error or error
+            self._lacks |= dict.fromkeys(error.lacks)
+            self._is_lacking = self._is_lacking and bool(error.lacks)
             for fault in error.faults:
                 known = (fault.where, fault.message)
                 self._first.setdefault(known, (label, fault))
@@ -98,7 +104,8 @@ class TrialFaults:
             where = "" if self._counts[known] == self._seen else _in_trials(label, self._counts[known])
             faults.append(Fault(fault.where, f"{fault.message}{where}", fault.hint, fault.shown))
         message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in the trials of this sweep"
-        raise type(self._error)(message, faults=tuple(faults), hint=self._error.hint)
+        lacks = tuple(self._lacks) if self._is_lacking else ()
+        raise type(self._error)(message, faults=tuple(faults), hint=self._error.hint, lacks=lacks)
 
 
 def _in_trials(label: str, count: int) -> str:

@@ -32,11 +32,15 @@ class NodeStory:
     step: int | None = None
     of: int | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
+    told: str = ""
+    """What it said last for people to see."""
     peak_rss_bytes: int | None = None
     peak_gpu_bytes: int | None = None
     """On the fullest of its devices."""
+    company: dict[str, Any] | None = None
+    """With whom it shared a process, if it did (`stays.Stay`)."""
     waits_for: str = ""
-    """Which devices it waits for, and who holds them; empty if it does not."""
+    """Which devices it waits for, and who holds them, or who does the very same; empty if it does not."""
     waits_since_s: float | None = None
     instances: int | None = None
     """Of a fan-out, how many it has; they are nodes of their own."""
@@ -112,8 +116,7 @@ def _begin(node: NodeStory, event: dict[str, Any]) -> None:
     node.key = event.get("key", "")
     node.attempts = event.get("attempt", 1)
     node.began_s = event.get("ts")
-    if node.waits_for:
-        node.waits_for, node.waits_since_s, node.message = "", None, ""
+    _waited(node)
 
 
 def _end(node: NodeStory, event: dict[str, Any]) -> None:
@@ -122,11 +125,13 @@ def _end(node: NodeStory, event: dict[str, Any]) -> None:
     node.seconds = event.get("seconds")
     node.peak_rss_bytes = event.get("peak_rss_bytes")
     node.peak_gpu_bytes = event.get("peak_gpu_bytes")
+    node.company = event.get("company")
     node.metrics.update(_metrics(event))
 
 
 def _skipped(node: NodeStory, event: dict[str, Any]) -> None:
     node.ending = "hit"
+    _waited(node)
     node.why = node.why or "result is known"
     node.key = event.get("key", "")
     node.digest = event.get("digest", "")
@@ -155,6 +160,11 @@ def _step(node: NodeStory, event: dict[str, Any]) -> None:
     node.metrics.update(_metrics(event))
 
 
+def _told(node: NodeStory, event: dict[str, Any]) -> None:
+    if not event.get("at_once"):
+        node.told = str(event.get("text", ""))
+
+
 def _metrics(event: dict[str, Any]) -> dict[str, Any]:
     metrics = event.get("metrics")
     return metrics if isinstance(metrics, dict) else {}
@@ -173,6 +183,12 @@ def _waiting(node: NodeStory, event: dict[str, Any]) -> None:
         node.waits_since_s = node.waits_since_s or event.get("ts")
 
 
+def _waited(node: NodeStory) -> None:
+    """It waits no longer."""
+    if node.waits_for:
+        node.waits_for, node.waits_since_s, node.message = "", None, ""
+
+
 def _expanded(node: NodeStory, event: dict[str, Any]) -> None:
     node.ending = "running"
     node.instances = event.get("count", 0)
@@ -186,6 +202,7 @@ _TELLERS = {
     Kinds.STAGE_PRUNED: _pruned,
     Kinds.STAGE_CANCELLED: _cancelled,
     Kinds.STAGE_STEP: _step,
+    Kinds.STAGE_TOLD: _told,
     Kinds.STAGE_RETRYING: _retrying,
     Kinds.STAGE_WAITING: _waiting,
     Kinds.STAGE_EXPANDED: _expanded,

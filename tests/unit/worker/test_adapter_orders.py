@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from stoker.cookbooks.language.bundled import write_base
 from stoker.model.clock import SystemClock
 from stoker.model.errors import AdaptersFaults, Faults
 from stoker.plan.catalogue import Catalogue, Source
+from stoker.plan.surroundings import Surroundings
 from stoker.worker.adapter_orders import order_adapters
 from stoker.worker.ordering import Desk, Order
 from tests.unit.plan.lab import Lab
@@ -38,7 +40,7 @@ class Counter:
         (folder / "files").mkdir()
         (folder / "files/chats.jsonl").write_text('{"text": "hello"}\n')
 
-    def order(self, text: str, *words: str, environment: dict[str, str] | None = None) -> Order:
+    def order(self, text: str, *words: str, environment: dict[str, str] | None = None, fetches: bool = False) -> Order:
         path = self.folder / "files" / "two.toml"
         path.write_text(text)
         desk = Desk(
@@ -52,6 +54,7 @@ class Counter:
             entropy=next(self._numbers),
             environment=environment or {},
             capacity=self._lab.capacity,
+            surroundings=Surroundings(fetches=lambda: fetches),
         )
         return order_adapters(desk, str(path), words, shown="two.toml")
 
@@ -129,3 +132,34 @@ def test_two_adapters_that_are_the_same_are_a_fault(counter: Counter) -> None:
     (fault,) = counter.faults(text, "base=tiny")
     assert "b is the same as a" in fault
     assert len(counter.order(f"{text}seed = 2\n", "base=tiny").trials) == 2
+
+
+def test_a_base_that_the_hub_may_have_is_said_if_nothing_else_is_wrong_and_a_damaged_one_is_a_fault(
+    counter: Counter,
+) -> None:
+    with pytest.raises(AdaptersFaults) as caught:
+        counter.order(TWO, "base=org/name")
+    assert [(one.argument, one.repo) for one in caught.value.lacks] == [("base", "org/name")]
+    with pytest.raises(AdaptersFaults) as caught:
+        counter.order(TWO.replace("rank = 4", "rnk = 4"), "base=org/name")
+    assert (len(caught.value.faults), caught.value.lacks) == (2, ())
+    # What comes by itself is a fault neither beside one adapter's other faults nor beside all of theirs.
+    for text in (TWO.replace("sums", "gone.jsonl"), TWO.replace("sums", "gone.jsonl").replace("lr = ", "rnk = ")):
+        with pytest.raises(AdaptersFaults) as caught:
+            counter.order(text, "base=org/name", fetches=True)
+        assert not [one for one in caught.value.faults if "base" in one.where]
+        assert caught.value.lacks == ()
+    with pytest.raises(AdaptersFaults) as caught:
+        counter.order(TWO, "base=org/name", fetches=True)
+    assert [one.repo for one in caught.value.lacks] == ["org/name"]
+    told = counter.faults('base = "nowhere"\n' + TWO.replace("sums", "gone.jsonl").replace("chats.jsonl", "no.jsonl"))
+    assert ["base: there is no folder nowhere" in told[0], "gone.jsonl" in told[1], "no.jsonl" in told[2]] == [True] * 3
+    base = write_base(counter.folder / "base")
+    (base / "model.safetensors").write_bytes(b"")
+    (fault,) = counter.faults(TWO, f"base={base}")
+    assert "base=: base can't be trained: model.safetensors is damaged" in fault
+
+
+def test_a_schedule_beside_the_file_may_say_whose_turn_it_is_and_a_wrong_one_is_told_both(counter: Counter) -> None:
+    (fault,) = counter.faults(TWO, "base=tiny", "schedule=fast")
+    assert "'fast' is not one of cosine, linear, constant; whose turn it is: synchronized, round_robin" in fault

@@ -54,6 +54,7 @@ class Home:
             scratch=str(top / "scratch"),
             out=str(top / "stoker-out"),
             envs=str(top / "envs"),
+            kernels=str(top / "kernels"),
             models=str(top / "hub"),
         )
 
@@ -121,6 +122,7 @@ def test_every_place_is_listed_with_its_size_even_if_nothing_is_there(home):
         "jobs",
         "state",
         "environments",
+        "kernels",
         "unfinished downloads",
         "models",
         "plain results",
@@ -330,3 +332,16 @@ def test_environments_are_a_place_of_their_own_and_go_by_the_same_limit(home: Ho
     assert (areas["environments"].goes, areas["environments"].removable_bytes) == ("1 environment", 70)
     assert cleared.freed_bytes >= 70
     assert shelf.all_kept() == []
+
+
+def test_kernels_go_a_month_after_they_were_compiled_each_with_all_its_files(home: Home) -> None:
+    old = home.write("kernels/triton/AA/one.cubin", 30, age_s=FORGOTTEN_S + 60)
+    half = home.write("kernels/triton/BB/one.cubin", 40, age_s=FORGOTTEN_S + 60)
+    young = home.write("kernels/triton/BB/one.json", 5)
+    areas, cleared = home.clean()
+    assert (areas["kernels"].size_bytes, areas["kernels"].removable_bytes) == (75, 30)
+    assert areas["kernels"].goes == "1 kernel from 30 days ago"
+    assert cleared.freed_bytes == 30
+    assert not old.parent.exists()
+    assert half.exists()
+    assert young.exists()

@@ -7,7 +7,7 @@ import pytest
 from stoker.model.digests import digest_value
 from stoker.model.resources import GIB, Needs
 from stoker.plan.authoring import JsonKind, Together, stage
-from stoker.plan.graph import Node, Plan
+from stoker.plan.graph import Node
 from stoker.plan.sharing import SharedBase
 from stoker.plan.sweep_plan import TrialNodes
 from stoker.worker.company_forecast import Room, foretell_companies
@@ -35,16 +35,15 @@ def trial(number: int, word: str) -> Trial:
     )
 
 
-def foretell(words: str, needs: Needs, room: Room) -> list[tuple[int, int, float]]:
+def foretell(words: str, needs: Needs, room: Room, known: int = 0) -> list[tuple[int, int, float]]:
     nodes = tuple(node(number, needs) for number in range(1, len(words) + 1))
-    plan = Plan(name="p", nodes=nodes, final=nodes[-1].id)
     trials = [trial(number, word) for number, word in enumerate(words, 1)]
 
     def shared(one: Trial) -> SharedBase:
         word = "" if one.args["w"] == "-" else one.args["w"]
         return SharedBase(word=word, base_bytes=0, member_bytes=0, base_ram_bytes=0, member_ram_bytes=0)
 
-    told = foretell_companies(plan, trials, shared, room)
+    told = foretell_companies(nodes[known:], trials, shared, room)
     return [(one.members, one.at_once, one.predicted_bytes / GIB) for one in told]
 
 
@@ -69,3 +68,8 @@ def test_as_many_go_together_as_have_room(
     words: str, needs: Needs, room: Room, told: list[tuple[int, int, float]]
 ) -> None:
     assert foretell(words, needs, room) == told
+
+
+def test_trials_whose_result_is_known_take_no_part() -> None:
+    assert foretell("aaa", ON_GPU, Room(device_bytes=20 * GIB), known=2) == [(1, 1, 3.0)]
+    assert foretell("aaa", ON_GPU, Room(device_bytes=20 * GIB), known=3) == []

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from stoker.config.manifest import JobEntry
+from stoker.cookbooks.language.recipes import lora
+from stoker.hardware.admission import Memory
 from stoker.model.errors import ArgsFaults
 from stoker.model.frozen import changed
 from stoker.model.requirements import Wish
@@ -20,6 +22,7 @@ from stoker.worker.data_places import DataPlaces, FoundRepository
 from stoker.worker.ordering import Desk, Wanted
 from stoker.worker.submitting.manifest_orders import read_orders
 from stoker.worker.submitting.requiring import required_of_entry, required_of_needs
+from stoker.worker.submitting.shapes import Shapes
 from stoker.worker.submitting.typed_orders import orders_of_draft
 from tests.unit.worker.conftest import Office
 from tests.unit.worker.test_submitting_typed import orders
@@ -184,3 +187,12 @@ def test_what_else_is_wrong_with_a_job_is_told_before_its_base_is_anywhere(offic
 def test_a_repository_that_nobody_knows_is_told_so(office: Office) -> None:
     with pytest.raises(ArgsFaults, match="there is nothing at org/name here, and as a repository of the hub"):
         orders(office, "base=org/name", target="test/tuned")
+
+
+def test_what_this_machine_has_no_room_for_may_be_submitted(office: Office) -> None:
+    memory = Memory(total_bytes=GIB // 4, available_bytes=GIB // 4)
+    desk = changed(office.desk, surroundings=changed(office.desk.surroundings, memory=lambda: memory))
+    values, _ = lora.args.check({}, owner="")
+    with pytest.raises(ArgsFaults):
+        desk.compile(lora, values)
+    assert Shapes(desk, CodeIdentity(str(office.folder / "code.json"))).of(lora, values, ()).faults == ()

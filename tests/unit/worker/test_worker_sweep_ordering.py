@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.errors import ArgsFaults, BadInput, ConfigFaults, ProgramFaults
+from stoker.model.errors import ArgsFaults, BadInput, ConfigFaults, Fault, ProgramFaults
+from stoker.model.faults import Lack
 from stoker.model.json_text import loads
 from stoker.worker.config_paper import CONFIG, read_config
+from stoker.worker.drafting import TrialFaults
 from stoker.worker.job_folder import JobFolder
 from stoker.worker.ordering import Draft, Wanted
 from stoker.worker.reordering import reorder, trials_of_job
@@ -62,6 +64,19 @@ def test_every_way_of_being_wrong_is_told_once_with_the_first_trial_that_showed_
     assert fault.startswith("test/sum.values: thirteen is not added up, with values=")
     assert fault.endswith("plus=1 and 3 more trials")
     assert str(raised.value) == fault
+
+
+def test_what_all_trials_lack_is_said_only_if_nothing_else_is_wrong_with_any() -> None:
+    lack = Lack(argument="base", repo="org/name", names=("a",), whole=("a", "b"))
+    absent = ArgsFaults("", faults=(Fault("base", "not here"),), lacks=(lack,))
+    for others, lacks in (((absent,), (lack,)), ((ArgsFaults("", faults=(Fault("rank", "too large"),)),), ())):
+        faulty = TrialFaults()
+        for number, error in enumerate((absent, *others)):
+            with faulty.of(f"trial {number}"):
+                raise error
+        with pytest.raises(ArgsFaults) as caught:
+            faulty.refuse()
+        assert caught.value.lacks == lacks
 
 
 def test_what_is_wrong_with_every_trial_is_told_of_none(sweeps: Sweeps) -> None:

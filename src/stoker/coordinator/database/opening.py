@@ -22,6 +22,7 @@ from sqlalchemy.pool import NullPool
 from stoker.coordinator.database.migrating import HEAD, migrate, version_of
 from stoker.coordinator.database.trouble import translated, trouble
 from stoker.coordinator.database.writer_connection import WriterConnection
+from stoker.host.installing import pip_install
 from stoker.host.lockfile import Lock
 from stoker.model.clock import Clock
 from stoker.model.errors import BadInput, LockHeld, MissingExtra, NotFound
@@ -234,9 +235,7 @@ def _engine(url: URL, kind: Kind, *, is_writer: bool) -> Engine:
             url, connect_args={**_POSTGRES_CONNECT, "options": options}, pool_pre_ping=not is_writer, **pool
         )
     except ModuleNotFoundError:
-        raise MissingExtra(
-            "PostgreSQL needs psycopg", hint="pip install 'stoker[postgres]'", extra="postgres"
-        ) from None
+        raise MissingExtra("PostgreSQL needs psycopg", hint=pip_install("stoker[postgres]"), extra="postgres") from None
 
 
 def _prepare_writer(connection: Any, _record: object) -> None:

@@ -1,6 +1,6 @@
 """Jobs that run in one process: those of one machine whose base is the same, on the same device or on the CPU. Pure.
 
-Which process that is, the machine finds out by itself (`plan.company_runner`); here is only what the fleet can know of
+Which process that is, the machine finds out by itself (`plan.company.runner`); here is only what the fleet can know of
 it: who was given which place, and what each of them shares.
 """
 

@@ -74,8 +74,6 @@ class Company:
     """All members are in every step; else one at a time, and activations are there once."""
     is_packed: bool = True
     """Several sequences may lie in one row: where data are packed, and on GPUs wherever that saves padding."""
-    has_lengths: bool = False
-    """Steps differ in length: those whose graph was not recorded run beside what graphs hold."""
 
     @property
     def tokens(self) -> int:
@@ -277,9 +275,6 @@ def _step(company: Company, passing: Passing) -> list[Term]:
         ]
     if company.where is Where.CPU:
         return terms
-    if company.has_lengths and company.compiles:
-        why = "a step of another length beside the recorded ones"
-        terms.append(Term(name="lengths", size_bytes=_sum(terms), why=why))
     why = f"what torch's allocator keeps beyond its tensors: {_SPARE_PERCENT} % of what comes and goes"
     spare = _sum(terms) * _SPARE_PERCENT // 100
     if company.compiles:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -32,6 +32,7 @@ _ELSEWHERE = {
     "seq": "sequence",
     "seq_len": "sequence",
     "max_length": "sequence",
+    "max_seq_len": "sequence",
     "sequence_length": "sequence",
     "r": "rank",
     "lora_rank": "rank",
@@ -71,17 +72,22 @@ Readers = Mapping[str, Callable[[str], Any]]
 """From a key to what reads its value; what it can't read it says by `ValueError`."""
 
 
-def read_training(shape: ModelShape, words: Sequence[str]) -> Training:
-    """Read a training of a model; `ArgsFaults` has everything that is wrong."""
-    said, faults = read_words(words, _READERS)
+def read_training(shape: ModelShape, words: Sequence[str], *, of_company: Collection[str] = ()) -> Training:
+    """Read a training of a model; `ArgsFaults` has everything that is wrong, keys that are `of_company` included."""
+    said, faults = read_words(words, _READERS, elsewhere=of_company)
     training = Training(shape=shape, **said)
     faults += _look_at(training, said)
     refuse(faults, "what is said of the training")
     return training
 
 
-def read_words(words: Sequence[str], readers: Readers) -> tuple[dict[str, Any], list[Fault]]:
-    """Read words that say `key=value`; give what was understood, and every fault."""
+def read_words(
+    words: Sequence[str], readers: Readers, *, elsewhere: Collection[str] = ()
+) -> tuple[dict[str, Any], list[Fault]]:
+    """Read words that say `key=value`; give what was understood, and every fault.
+
+    Keys that are known `elsewhere` are none here, but may be what was meant.
+    """
     said: dict[str, Any] = {}
     faults: list[Fault] = []
     for word in words:
@@ -89,8 +95,10 @@ def read_words(words: Sequence[str], readers: Readers) -> tuple[dict[str, Any], 
         key = _ELSEWHERE.get(name, name)
         if not equals:
             faults.append(Fault(word, "is no key=value", "for example batch=8"))
+        elif key in elsewhere:
+            faults.append(Fault(name, "is of adapters that are trained together", "say how many: adapters=8"))
         elif key not in readers:
-            faults.append(Fault(name, "there is no such key", did_you_mean(name, readers)))
+            faults.append(Fault(name, "there is no such key", did_you_mean(name, [*readers, *elsewhere])))
         elif key in said:
             faults.append(Fault(name, "is said twice"))
         else:

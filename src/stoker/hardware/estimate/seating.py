@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, repeat, takewhile
 
 from stoker.hardware.estimate.company import Company, CompanyEstimate, estimate_company
+from stoker.hardware.estimate.shape import ModelShape
+from stoker.hardware.estimate.targets import targeted
 from stoker.model.errors import NoRoom
 from stoker.model.frozen import changed, frozen
 from stoker.model.units import format_size
@@ -13,6 +16,7 @@ from stoker.model.units import format_size
 _STEP_TOKENS = 64
 WORDS: Mapping[str, str] = {"adapters": "adapters", "rows": "batch", "sequence": "max_seq_len", "rank": "rank"}
 """What recipes call a company's numbers."""
+_MOST_BASES = 3
 
 Foretell = Callable[[Company], CompanyEstimate]
 """Gives what a company takes, with whatever is known of the device it is for."""
@@ -24,6 +28,8 @@ class Room:
 
     name: str
     room_bytes: int
+    why: str = ""
+    """What else there is to know of it: how much of that is free now."""
 
 
 @frozen
@@ -41,11 +47,12 @@ class Smaller:
 def at_once(free_bytes: int, company: Company, foretell: Foretell = estimate_company) -> int:
     """Give how many of a company's members fit together, none if not even one does."""
     needs = foretell(company).needs
-    if needs.total_bytes > free_bytes:
-        return 0
-    if needs.member_bytes <= 0:
-        return company.adapters
-    return min(company.adapters, (free_bytes - needs.base_bytes) // needs.member_bytes)
+    return seated(free_bytes, needs.base_bytes, repeat(needs.member_bytes, company.adapters))
+
+
+def seated(free_bytes: int, base_bytes: int, members: Iterable[int]) -> int:
+    """Give how many members, in order, fit together: each takes its own beside a base that is there once."""
+    return sum(1 for _ in takewhile(lambda own_bytes: base_bytes + own_bytes <= free_bytes, accumulate(members)))
 
 
 def smaller(
@@ -73,10 +80,32 @@ def smaller(
     return (Smaller(change=said, total_bytes=taken),)
 
 
+def smaller_bases(
+    room_bytes: int, company: Company, bases: Mapping[str, ModelShape], foretell: Foretell = estimate_company
+) -> tuple[Smaller, ...]:
+    """Give the bases, the largest first, over which the same company would fit, if all it adapts is there."""
+    fitting = []
+    for name, shape in sorted(bases.items(), key=lambda one: (-one[1].parameters, one[0])):
+        adapted = targeted(shape, company.targets)
+        if not adapted or company.rank > min(min(one.inputs, one.outputs) for one in adapted):
+            continue
+        taken = foretell(changed(company, shape=shape)).total_bytes
+        if taken <= room_bytes:
+            fitting.append(Smaller(change=f"base={name}", total_bytes=taken))
+    return tuple(fitting[:_MOST_BASES])
+
+
 def no_room(
-    company: Company, rooms: Sequence[Room], foretell: Foretell = estimate_company, words: Mapping[str, str] = WORDS
+    company: Company,
+    rooms: Sequence[Room],
+    foretell: Foretell = estimate_company,
+    words: Mapping[str, str] = WORDS,
+    bases: Callable[[], Mapping[str, ModelShape]] = dict,
 ) -> NoRoom | None:
-    """Give the error for a company of which no device could ever hold even one member; nothing if one could."""
+    """Give the error for a company of which no device could ever hold even one member; nothing if one could.
+
+    `bases` are others that are at hand, asked for only if nothing helps but another one.
+    """
     alone = changed(company, adapters=1)
     told = foretell(alone)
     largest = max(rooms, key=lambda one: one.room_bytes, default=None)
@@ -89,8 +118,9 @@ def no_room(
     )
     if largest is None:
         return NoRoom(f"{numbers}, and there is no device", hint="stoker doctor shows what is here")
-    has = f"{largest.name} has {format_size(largest.room_bytes)}"
+    has = f"{largest.name} has {format_size(largest.room_bytes)}{f' ({largest.why})' if largest.why else ''}"
     fitting = smaller(largest.room_bytes, alone, foretell, words)
+    fitting = fitting or smaller_bases(largest.room_bytes, alone, bases(), foretell)
     hint = f"would fit: {'; '.join(map(str, fitting))}" if fitting else "even the base is too large: take a smaller one"
     most = "" if len(rooms) == 1 else ", the most of any"
     return NoRoom(

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from stoker.hardware.ledger.asking import Ask, Candidate
-from stoker.hardware.ledger.entries import Entry
+from stoker.hardware.ledger.entries import Entry, Share
 from stoker.host.identity import ProcessIdentity, mine
+from stoker.model.devices import usable_bytes
 from stoker.model.frozen import frozen
 
 
@@ -58,6 +59,31 @@ def total_of(charges: Iterable[Charge]) -> int:
         if charge.base:
             bases[charge.base] = max(bases.get(charge.base, 0), base_bytes)
     return own_bytes + sum(bases.values())
+
+
+def ceiling_of(entries: Sequence[Entry]) -> int | None:
+    """Give the most that the one process behind these reservations may take of any of its devices.
+
+    It is what they were promised and, in proportion, their part of what a device never promises: if all who share it
+    keep to theirs, all have room. Nothing is given for a device that is held whole.
+    """
+    held: dict[str, list[tuple[Share, Entry]]] = {}
+    for entry in entries:
+        for share in entry.shares:
+            held.setdefault(share.uuid, []).append((share, entry))
+    return min((one for one in map(_ceiling, held.values()) if one is not None), default=None)
+
+
+def _ceiling(held: Sequence[tuple[Share, Entry]]) -> int | None:
+    if any(share.is_exclusive or not share.promised_bytes for share, _ in held):
+        return None
+    device = held[0][0]
+    shared_out = max(1, usable_bytes(device.total_bytes, device.memory_type))
+    promised_bytes = total_of(
+        Charge(charged_bytes=share.promised_bytes, base=entry.base, base_bytes=entry.base_bytes)
+        for share, entry in held
+    )
+    return promised_bytes * device.total_bytes // shared_out
 
 
 def measured_room(charged_bytes: int, taken_bytes: int, free_bytes: int) -> int:

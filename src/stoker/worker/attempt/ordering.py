@@ -84,7 +84,7 @@ def spec_of(spec: JobSpec, assignment: Assignment) -> JobSpec:
 
 
 def _args_here(recipe: Recipe, brief: JobBrief) -> dict[str, Any]:
-    """Give a job's arguments with what placement decided: none of it changes what is made."""
+    """Give a job's arguments with what placement decided: of what is made, at most a width that nobody named."""
     args = dict(brief.args)
     if brief.seed is not None and "seed" in recipe.args.specs:
         args.setdefault("seed", brief.seed)

@@ -69,7 +69,7 @@ class Hearing:
         node = self._story.take(event)
         self._last = node or self._last
         kind = event.get("kind")
-        if kind == Kinds.STAGE_LOG:
+        if kind in (Kinds.STAGE_LOG, Kinds.STAGE_TOLD):
             self._says = one_line(str(event.get("text", "")), _LONGEST_LINE)
         elif kind == Kinds.STAGE_WAITING:
             self._says = one_line(f"waits: {event.get('why', '')}", _LONGEST_LINE)

@@ -35,13 +35,18 @@ class Brought:
     def inputs(self) -> tuple[InputBody, ...]:
         return tuple(one.body for one in self.found.values())
 
+    @property
+    def stand_ins(self) -> frozenset[str]:
+        """Arguments for which the plan is made with something else."""
+        return frozenset(name for name in self.found if self.planned[name] != self.measured[name])
+
     def identity(self) -> dict[str, Any]:
         """Give what of them belongs to a job's id."""
         return {name: {"content": one.digest} for name, one in self.found.items()}
 
     def named(self, shared: SharedBase | None) -> SharedBase | None:
         """Give what a job shares under a word of its own where only one file of the base was seen."""
-        unseen = [one.digest for name, one in self.found.items() if self.planned[name] != self.measured[name]]
+        unseen = [one.digest for name, one in self.found.items() if name in self.stand_ins]
         if shared is None or not unseen:
             return shared
         return changed(shared, word=digest_value("base of the hub", [*unseen, shared.word])[:32])

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from stoker.config.label import label_of
 from stoker.config.sweep import points
-from stoker.model.errors import Fault, Faults, StokerError
+from stoker.model.errors import ArgsFaults, Fault, Faults, StokerError
 from stoker.model.ids import JobIds
 from stoker.plan.recipe import Recipe
 from stoker.plan.sharing import SharedBase
@@ -104,7 +104,7 @@ class RecipeOrders:
         args = self._with_whole_paths(form, values, wanted.said)
         try:
             brought = self._hub.of(form, args, wanted.said)
-            shape = self._shapes.of(form.recipe, {**args, **brought.planned}, wanted.said)
+            shape = self._shapes.of(form.recipe, {**args, **brought.planned}, wanted.said, brought.stand_ins)
             if shape.faults:
                 for fault in shape.faults:
                     note(fault)
@@ -114,6 +114,10 @@ class RecipeOrders:
             inputs += brought.inputs
             args |= names_of(form, args, brought)
             shared_base = brought.named(self._desk.shared_by(form.recipe, {**args, **brought.measured}))
+        except ArgsFaults as error:
+            for fault in error.faults:
+                note(Fault(fault.where.removeprefix(f"{form.name}."), fault.message, fault.hint))
+            return None
         except StokerError as error:
             note(Fault("", error.message, error.hint))
             return None

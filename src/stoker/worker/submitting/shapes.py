@@ -41,27 +41,35 @@ class Shapes:
     """Compiles plans, one for each shape."""
 
     def __init__(self, desk: Desk, code: CodeIdentity) -> None:
-        # It runs elsewhere: what this machine has of devices is nothing to it.
-        self._desk = changed(desk, count_gpus=lambda: 0)
+        # It runs elsewhere: what this machine has of devices and memory is nothing to it.
+        elsewhere = changed(desk.surroundings, rooms=dict, memory=lambda: None)
+        self._desk = changed(desk, count_gpus=lambda: 0, surroundings=elsewhere)
         self._code = code
         self._known: dict[Any, Shape] = {}
         self._digests: dict[frozenset[str], str] = {}
 
-    def of(self, recipe: Recipe, values: Mapping[str, Any], said: tuple[str, ...]) -> Shape:
-        """Give the shape of a job whose values are defaults but for those said."""
+    def of(
+        self,
+        recipe: Recipe,
+        values: Mapping[str, Any],
+        said: tuple[str, ...],
+        stand_ins: frozenset[str] = frozenset(),
+    ) -> Shape:
+        """Give the shape of a job whose values are defaults but for those said; nothing is judged by `stand_ins`."""
         outlines = [(name, values[name] if name in COUNTED else _outline(values[name])) for name in said]
-        key = (recipe.name, *outlines)
+        key = (recipe.name, stand_ins, *outlines)
         shape = self._known.get(key)
         if shape is None:
-            shape = self._compiled(recipe, values)
+            shape = self._compiled(recipe, values, stand_ins)
             if not shape.faults:
                 # What is wrong may be a number of this job's alone.
                 self._known[key] = shape
         return shape
 
-    def _compiled(self, recipe: Recipe, values: Mapping[str, Any]) -> Shape:
+    def _compiled(self, recipe: Recipe, values: Mapping[str, Any], stand_ins: frozenset[str]) -> Shape:
+        desk = changed(self._desk, surroundings=changed(self._desk.surroundings, stand_ins=stand_ins))
         try:
-            plan = self._desk.compile(recipe, values)
+            plan = desk.compile(recipe, values)
         except Faults as error:
             prefix = f"{recipe.name}."
             return Shape(

@@ -8,6 +8,7 @@ from stoker.hardware.estimate.calibration import CalibrationBook
 from stoker.hardware.estimate.company import MANY, Company, Where, company_of_many, estimate_company
 from stoker.hardware.estimate.company_reading import COMPANY_KEYS, is_of_company, read_company
 from stoker.hardware.estimate.families import read_shape
+from stoker.hardware.estimate.reading import read_training
 from stoker.hardware.estimate.seating import Room, at_once, no_room, smaller
 from stoker.hardware.estimate.targets import adapter_parameters
 from stoker.hardware.estimate.terms import Correction
@@ -190,3 +191,17 @@ def test_every_fault_of_a_company_is_told_at_once():
     assert [fault.where for fault in caught.value.faults] == [
         "adapters", "optimiser", "dtype", "turns", "bach", "method", "targets",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("adaptors=8", "did you mean 'adapters'?"), ("device=cpu", "say how many: adapters=8")],
+)
+def test_a_word_of_a_company_without_one_brings_what_was_meant(word, hint):
+    with pytest.raises(ArgsFaults) as caught:
+        read_training(SHAPE, (word,), of_company=COMPANY_KEYS)
+    assert [fault.hint for fault in caught.value.faults] == [hint]
+
+
+def test_a_sequence_may_be_called_as_the_recipe_calls_it():
+    assert read_company(SHAPE, ("adapters=2", "max_seq_len=128")).sequence == 128

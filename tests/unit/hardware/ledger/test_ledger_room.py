@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from stoker.hardware.ledger.entries import Entry
-from stoker.hardware.ledger.room import Reading, measured_room, taken_of_promised
+from stoker.hardware.ledger.room import Reading, ceiling_of, measured_room, taken_of_promised
 from stoker.host.identity import mine
+from stoker.model.devices import usable_bytes
 from stoker.model.frozen import changed
 from tests.unit.hardware.ledger.lab import CARD, entry, gib
 
@@ -67,3 +68,24 @@ def test_measured_room_never_goes_below_nothing() -> None:
     assert measured_room(gib(8), gib(2), gib(10)) == gib(4)
     assert measured_room(gib(8), gib(0), gib(3)) == 0
     assert measured_room(gib(8), gib(9), gib(3)) == gib(3)
+
+
+def member(pid: int, own: int, base: int = 2) -> Entry:
+    return entry(gib(base + own), pid=pid, base="b", base_bytes=gib(base))
+
+
+def test_a_company_may_take_what_its_members_were_promised_and_its_part_of_what_nobody_is() -> None:
+    usable = usable_bytes(CARD.total_bytes, CARD.memory_type)
+    assert ceiling_of([member(1, 1), member(2, 3)]) == gib(6) * TOTAL // usable
+    # All who share the card keep to theirs: the card is never full.
+    assert ceiling_of([entry(usable)]) == TOTAL
+    # What was measured is no promise.
+    assert ceiling_of([changed(member(1, 1), shares=entry(gib(3), measured_bytes=gib(9)).shares)]) == ceiling_of(
+        [member(1, 1)]
+    )
+
+
+def test_a_company_that_holds_a_card_whole_or_none_has_no_ceiling() -> None:
+    assert ceiling_of([entry(gib(20), is_exclusive=True)]) is None
+    assert ceiling_of([entry(0, is_exclusive=True)]) is None
+    assert ceiling_of([]) is None
