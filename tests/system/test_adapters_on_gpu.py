@@ -23,13 +23,17 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import torch
 
 from stoker.cookbooks.language.bundled import TinyShape, write_base
+from stoker.cookbooks.language.company.capping import OnDevice
 from stoker.cookbooks.language.company.running import run_company
 from stoker.cookbooks.language.engine.adapters import Adapter, AdapterSpec, Optim
 from stoker.cookbooks.language.engine.bases import Base, load_base
+from stoker.cookbooks.language.engine.passing import Given, Passing
+from stoker.cookbooks.language.engine.rows import Rows
 from stoker.cookbooks.language.engine.slots import Slots
 from stoker.cookbooks.language.kinds import Adapter as AdapterKind
 from tests.unit.cookbooks.language.company.companions import Gathering, Person, some_examples
 from tests.unit.cookbooks.language.engine.peft_alone import (
+    Batch,
     made_base,
     peft_model,
     peft_trained,
@@ -115,26 +119,29 @@ def test_in_32_bits_fifty_steps_in_company_lose_what_peft_loses_alone(name: str,
         assert cosine(slots.adapter(slot).weights, weights) >= 0.99999
 
 
-def test_in_16_bits_company_is_as_near_to_peft_as_its_two_ways_are_to_each_other(folder: Path, base: Base) -> None:
+def test_in_16_bits_company_is_as_exact_as_peft_and_within_the_spread_of_two_solo_runs(
+    folder: Path, base: Base
+) -> None:
     everyone = members(STEPS)
     one = everyone[0]
     train(room_for(base, everyone), dict(enumerate(everyone)), range(STEPS), length=32)
 
-    def alone(dtype: Any, *, autocast: bool) -> list[float]:
+    def alone(dtype: Any, batches: list[Batch], *, autocast: bool = False) -> list[float]:
         model = peft_model(folder, one.fresh(base), dtype=dtype, device=DEVICE)
         with torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
-            return peft_trained(model, one.batches, one.rates, one.optim)[0]
+            return peft_trained(model, batches, one.rates, one.optim)[0]
 
-    # An adapter in 32 bits beside a base in 16, as PEFT makes it; and everything in 16, as the Trainer runs it.
-    runs = [alone(torch.bfloat16, autocast=False), alone(torch.bfloat16, autocast=True)]
-    exact = alone(torch.float32, autocast=False)
-    spread, apart = mean_distance(*runs), min(mean_distance(one.losses, run) for run in runs)
-    off, their_off = mean_distance(one.losses, exact), max(mean_distance(run, exact) for run in runs)
-    print(f"two solo runs: {spread:.2e} apart; company and the nearer: {apart:.2e}")
+    turned = [Batch(sequences=batch.sequences[::-1], learned=batch.learned[::-1]) for batch in one.batches]
+    solo, other = alone(torch.bfloat16, one.batches), alone(torch.bfloat16, one.batches, autocast=True)
+    exact, reordered = alone(torch.float32, one.batches), alone(torch.bfloat16, turned)
+    spread, apart = mean_distance(solo, other), mean_distance(one.losses, solo)
+    off, their_off = mean_distance(one.losses, exact), mean_distance(solo, exact)
+    print(f"solo as it comes and under autocast: {spread:.2e} apart; company and solo as it comes: {apart:.2e}")
+    print(f"solo with rows in another order: {mean_distance(solo, reordered):.2e} (docs/decisions/0050)")
     print(f"from 32 bits: solo {their_off:.2e}, company {off:.2e}")
-    assert apart <= 1.5 * spread
     assert off <= 1.5 * their_off
-    assert one.losses[-1] == pytest.approx(runs[0][-1], rel=5e-3)
+    assert apart <= spread
+    assert one.losses[-1] == pytest.approx(solo[-1], rel=5e-3)
 
 
 def mean_distance(one: list[float], other: list[float]) -> float:
@@ -206,7 +213,7 @@ def test_compiled_steps_lose_what_plain_steps_lose(base: Base) -> None:
 
 def test_a_company_that_runs_out_of_memory_shrinks_and_goes_on(tmp_path: Path, folder: Path) -> None:
     if DEVICE != "cuda":
-        pytest.skip("only a card's memory can be cut")
+        pytest.skip("only a card's memory can be capped")
     settings: dict[str, Any] = {
         "max_seq_len": 512, "batch": 16, "epochs": 4, "dtype": "bfloat16", "clip": 1.0, "lr": 1e-3
     }  # fmt: skip
@@ -226,18 +233,71 @@ def test_a_company_that_runs_out_of_memory_shrinks_and_goes_on(tmp_path: Path, f
     peak = torch.cuda.max_memory_reserved()
     torch.cuda.empty_cache()
     rest = torch.cuda.memory_reserved()
-    share = (rest + (peak - rest) * 0.5) / torch.cuda.mem_get_info()[1]
-    torch.cuda.set_per_process_memory_fraction(share)
+    ceiling = rest + (peak - rest) // 2 + OnDevice().context_bytes
+    print(f"held before it {rest >> 20} MiB, at its fullest {peak >> 20} MiB")
+    capped: Any = type("Capped", (gathering,), {"ceiling_bytes": ceiling})
     try:
         scarce = people("scarce")
-        run_company(gathering(scarce))
+        run_company(capped(scarce))
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert any("did not fit into memory" in one.log for one in scarce)
     for one, reference in zip(scarce, plenty, strict=True):
-        assert isinstance(one.ended, AdapterKind), one.ended
+        assert isinstance(one.ended, AdapterKind), (one.ended, getattr(one.ended, "__cause__", None))
         mine, theirs = ([point["loss"] for point in person.training["curve"]["points"]] for person in (one, reference))
         assert mine == pytest.approx(theirs, rel=5e-3)
+
+
+def test_passes_of_other_lengths_find_room_in_the_memory_of_recorded_ones(base: Base) -> None:
+    if DEVICE != "cuda":
+        pytest.skip("only a card's memory is counted")
+
+    def told(*, records: bool) -> tuple[list[float], float]:
+        slots = room_for(base, members()[:1], compiles=False, records=records)
+        torch.cuda.empty_cache()
+        empty = torch.cuda.memory_reserved()
+        draws, losses, held = torch.Generator().manual_seed(7), [], 0
+        for number in range(24):
+            tokens = torch.randint(0, 256, (1, 64, 512 if number < 6 else 512 - 64 * (number % 4)), generator=draws)
+            rows = Rows(slots=(0,), tokens=tokens, labels=tokens, denominators=[tokens.numel()])
+            losses.append(slots.step(rows, update=[True], rates=[1e-3]).losses[0])
+            if number == 5:
+                held = torch.cuda.memory_reserved() - empty
+            losses.append(slots.losses(rows)[0][0] / tokens.numel())
+        return losses, (torch.cuda.memory_reserved() - empty) / held
+
+    plain, _ = told(records=False)
+    recorded, growth = told(records=True)
+    assert recorded == pytest.approx(plain, rel=1e-4)
+    # A second pool for plain passes would double it.
+    assert growth < 1.4
+
+
+def test_a_recording_that_fails_leaves_everything_as_it_was(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE != "cuda":
+        pytest.skip("only a card records")
+    plain, spoiled = members(), members()
+    expected = trained(base, plain, compiles=False, records=False)
+    outside, step = torch.cuda.current_stream(), Passing.step
+
+    def spoil(passing: Passing, given: Given) -> Any:
+        told = step(passing, given)
+        if torch.cuda.is_current_stream_capturing():
+            torch.cuda.synchronize()
+        return told
+
+    monkeypatch.setattr(Passing, "step", spoil)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    slots = room_for(base, spoiled, compiles=False, records=True)
+    train(slots, dict(enumerate(spoiled)), range(SHORT), length=32)
+    assert "capturing" in slots.why_not_recorded
+    assert torch.cuda.current_stream() == outside
+    for slot, one in enumerate(expected):
+        assert same_bits(slots.adapter(slot), one)
+    del slots
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before + (64 << 20)
 
 
 def test_the_memory_of_a_company_returns(base: Base) -> None:
@@ -254,8 +314,6 @@ def test_the_memory_of_a_company_returns(base: Base) -> None:
 
 
 def test_packed_rows_lose_what_they_lose_one_by_one(base: Base) -> None:
-    from stoker.cookbooks.language.engine.rows import Rows
-
     slots = room_for(base, members()[:1])
     sequences = some_batches(5, 1, rows=4, shortest=8, longest=32)[0].sequences
     together = torch.cat(sequences)

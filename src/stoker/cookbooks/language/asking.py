@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from stoker.cookbooks.language.bases import FoundBase
-from stoker.cookbooks.language.settings import Dtype
+from stoker.cookbooks.language.finding import bases_here, find_base
+from stoker.cookbooks.language.settings import LoraArgs, SettledDtype
 from stoker.hardware.estimate.company import (
     IMPORTS_BYTES,
+    MANY,
     Company,
+    CompanyEstimate,
     CompanyNeeds,
     Where,
     company_of_many,
     estimate_company,
     steady_base_bytes,
 )
-from stoker.hardware.estimate.seating import Room, no_room
+from stoker.hardware.estimate.seating import Room, no_room, smaller
 from stoker.hardware.estimate.shape import ModelShape
 from stoker.hardware.estimate.terms import estimate
 from stoker.hardware.estimate.training import Method, Optimiser, Training, Width
 from stoker.model.errors import NoRoom
 from stoker.model.frozen import changed, frozen
 from stoker.model.resources import GIB
+from stoker.model.units import format_size
 from stoker.plan.authoring import Needs
 from stoker.plan.surroundings import surroundings
 
@@ -42,14 +44,7 @@ class Load:
     rows: int
     tokens: int
     """Of each row."""
-    dtype: Dtype
-
-
-def width_on(where: Where, dtype: Dtype) -> Width:
-    """Give what is computed in."""
-    if dtype == "auto":
-        return Width.BF16 if where is Where.CUDA else Width.FP32
-    return Width.FP32 if dtype == "float32" else Width.BF16
+    dtype: SettledDtype
 
 
 def member_needs(shape: ModelShape, load: Load, where: Where) -> CompanyNeeds:
@@ -67,7 +62,7 @@ def placed_needs(shape: ModelShape, load: Load, where: Where) -> CompanyNeeds:
 def _company(shape: ModelShape, load: Load, where: Where) -> Company:
     return company_of_many(
         shape,
-        dtype=width_on(where, load.dtype),
+        dtype=load.dtype,
         rank=load.rank,
         targets=load.targets,
         rows=load.rows,
@@ -76,18 +71,48 @@ def _company(shape: ModelShape, load: Load, where: Where) -> Company:
     )
 
 
-def too_large(base: FoundBase, load: Load, rooms: Mapping[str, int]) -> NoRoom | None:
-    """Say why no device could ever hold one adapter over a base, and what would fit; nothing if one could."""
-    company = Company(
-        shape=base.shape,
-        rank=load.rank,
-        targets=load.targets,
-        rows=load.rows,
-        sequence=load.tokens,
-        dtype=width_on(Where.CUDA, load.dtype),
-    )
-    there = [Room(name=name, room_bytes=room_bytes) for name, room_bytes in rooms.items()]
-    return no_room(company, there, words=_WORDS) if there else None
+def too_large(base: FoundBase, load: Load, *, gpus: int) -> NoRoom | None:
+    """Say why nothing here could ever hold one adapter over a base, and what would fit; nothing if something could.
+
+    On a GPU its devices have to, else the machine's own memory. Of what nobody knows how large it is, nothing is said.
+    """
+    there = _devices() if gpus else _machine()
+    company = _company(base.shape, load, Where.CUDA if gpus else Where.CPU)
+    return no_room(company, there, _as_asked, _WORDS, lambda: _others(load)) if there else None
+
+
+def what_fits(args: LoraArgs, room_bytes: int) -> str:
+    """Say which of an adapter's numbers would fit into so much of the machine's memory, its base with it."""
+    base = find_base(args.base)
+    load = Load(rank=args.rank, targets=args.targets, rows=args.batch, tokens=args.max_seq_len, dtype=args.dtype)
+    company = changed(_company(base.shape, load, Where.CPU), adapters=1)
+    return "; ".join(map(str, smaller(room_bytes, company, _as_asked, _WORDS)))
+
+
+def _as_asked(company: Company) -> CompanyEstimate:
+    """Foretell as it is asked for: with what many hold once, since nobody knows how many will come."""
+    return changed(estimate_company(changed(company, adapters=MANY)), adapters=company.adapters)
+
+
+def _devices() -> list[Room]:
+    here = surroundings()
+    rooms = here.rooms() if here.count_gpus() else {}
+    return [Room(name=name, room_bytes=size_bytes) for name, size_bytes in rooms.items()]
+
+
+def _machine() -> list[Room]:
+    memory = surroundings().memory()
+    if memory is None or memory.total_bytes is None or memory.most_bytes is None:
+        return []
+    why = f"of {format_size(memory.total_bytes)}, the rest stays with the machine"
+    if memory.room_bytes is not None:
+        why += f"; {format_size(memory.room_bytes)} of it free now"
+    return [Room(name="this machine", room_bytes=memory.most_bytes, why=why)]
+
+
+def _others(load: Load) -> dict[str, ModelShape]:
+    """Give the bases at hand that read rows of such a length."""
+    return {name: one.shape for name, one in bases_here().items() if one.positions >= load.tokens}
 
 
 def lora_needs(base: FoundBase, load: Load, *, gpus: int, most: int = 0) -> Needs:
@@ -127,7 +152,7 @@ def full_needs(base: FoundBase, load: Load, *, gpus: int) -> Needs:
         batch=load.rows,
         sequence=load.tokens,
         dtype=Width.FP32,
-        autocast=Width.BF16 if width_on(Where.CUDA, load.dtype) is Width.BF16 else None,
+        autocast=Width.BF16 if load.dtype == "bfloat16" else None,
         optimiser=Optimiser.ADAMW_FUSED,
     )
     return Needs(gpu=gpus, vram_gib=estimate(training).total_bytes / GIB, shares=True)

@@ -1,29 +1,24 @@
-"""Bases: finding one by what a user types, and all that can be known of it before anything runs.
+"""Bases: all that can be known of one in its folder before anything runs.
 
-`tiny` is bundled; a folder is a folder; `org/name` (or `org/name@revision`) is looked for in the hub's cache, where
-`stoker fetch org/name` puts it. Whatever is wrong with a base is told at once. Nothing here reads more of the weights
-than their headers and a pinch of each tensor, and nothing imports torch or transformers.
+Whatever is wrong with a base is told at once. Nothing here reads more of the weights than their headers and a pinch of
+each tensor, and nothing imports torch or transformers.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import stat
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.cookbooks.language.bundled import BASES, bundled_base
-from stoker.cookbooks.language.engine.shapes import FAMILIES, Shape, module_name, shape_of
+from stoker.cookbooks.language.engine.shapes import EMBEDDING, FAMILIES, Shape, module_name, shape_of
+from stoker.cookbooks.language.foreign_files import read_foreign_json, shown
 from stoker.cookbooks.language.safetensors_header import INDEX, SINGLE, Header, pinch, read_header
 from stoker.hardware.estimate.shape import ModelShape
 from stoker.model.digests import digest_bytes, digest_value
-from stoker.model.errors import BadInput, StokerError
-from stoker.model.frozen import frozen
-from stoker.model.suggest import did_you_mean
-from stoker.plan.surroundings import surroundings
+from stoker.model.errors import BadInput, Damaged, Faults, StokerError
+from stoker.model.frozen import changed, frozen
+from stoker.model.printable import first_line
 
 CONFIG: Final = "config.json"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -38,9 +33,11 @@ _TOKENIZER_FILES = (
     "tokenizer_config.json",
 )
 _OTHER_FILES = ("generation_config.json",)
-_LONGEST_JSON_BYTES = 64 * 1024 * 1024
+SMALL_FILES: Final = ("*.json", "*.jinja", "*.model", "*.txt")
+"""What comes of a base before its weights do, and may refuse it."""
 _READABLE = ("F32", "F16", "BF16")
 _SHOWN = 3
+_WANTED = f"give another base: {CONFIG} of {', '.join(FAMILIES)}, a tokenizer.json, weights as safetensors"
 
 
 @frozen
@@ -75,57 +72,76 @@ class FoundBase:
         return tuple(sorted({CONFIG, *self.weight_files, *self.tokenizer_files, *others}))
 
 
-def find_base(text: str) -> FoundBase:
-    """Find a base and look it through. Raises `BadInput` with everything that is wrong, in one line."""
-    name, folder = _folder_of(text.strip())
-    stamps = _stamps(folder)
-    looked = _LOOKED.get((name, folder))
-    # The trials of a sweep ask for the same one again and again.
-    if looked is None or looked[0] != stamps:
-        looked = _LOOKED[name, folder] = stamps, read_base(folder, name=name)
-    return looked[1]
+@frozen
+class Outline:
+    """What the small files of a base tell, whether or not its weights are here."""
+
+    name: str
+    config: Mapping[str, Any]
+    shape: ModelShape
+    positions: int
+    """The longest sequence that it allows."""
+    tokenizer_files: tuple[str, ...]
 
 
-_Stamps = tuple[tuple[str, int, int, int], ...]
-_LOOKED: dict[tuple[str, Path], tuple[_Stamps, FoundBase]] = {}
-"""What was seen in a folder, and how it looked then."""
+def read_base(folder: Path, *, name: str = "", use: str = "trained") -> FoundBase:
+    """Look a base's folder through. Raises `BadInput` with everything that is wrong, in one line.
 
-
-def _stamps(folder: Path) -> _Stamps:
-    stamps = []
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            with suppress(OSError):
-                info = entry.stat()
-                stamps.append((entry.name, info.st_ino, info.st_mtime_ns, info.st_size))
-    return tuple(sorted(stamps))
-
-
-def read_base(folder: Path, *, name: str = "") -> FoundBase:
-    """Look a base's folder through. Raises `BadInput` with everything that is wrong, in one line."""
+    `Damaged` if nothing is wrong but that files of weights are not what they promise. `use` is what can't be done then.
+    """
     name = name or folder.resolve().name
     faults: list[str] = []
-    config = _config(folder, faults)
-    shape = _shape(config, faults) if config is not None else None
-    tokenizer = tuple(sorted(one for one in _TOKENIZER_FILES if (folder / one).is_file()))
-    if not any(one in tokenizer for one in _TOKENIZERS):
-        faults.append("it has no tokenizer (tokenizer.json)")
-    headers = _headers(folder, faults)
-    if shape is not None and headers is not None:
-        faults += _misfits(shape, headers)
-    if faults or shape is None or headers is None or config is None:
-        raise BadInput(f"{name} can't be trained: {'; '.join(faults)}", hint=_hint(name, folder))
+    damage: list[str] = []
+    outline = _outline(folder, name, faults)
+    # Of what the hub has, weights are not fetched for a base that is refused anyway.
+    headers = _headers(folder, faults, damage) if outline is not None or not _is_of_hub(name, folder) else None
+    if outline is not None and headers is not None:
+        faults += _misfits(outline.shape, headers)
+    if damage and not faults:
+        raise Damaged(f"{name} can't be {use}: {'; '.join(damage)}", hint=_again(name, folder))
+    if outline is None or headers is None or faults:
+        raise BadInput(f"{name} can't be {use}: {'; '.join([*faults, *damage])}", hint=_hint(name, folder))
     return FoundBase(
         name=name,
         folder=folder,
-        config=config,
-        shape=shape.model,
-        positions=shape.positions,
+        config=outline.config,
+        shape=outline.shape,
+        positions=outline.positions,
         weight_files=tuple(headers),
-        tokenizer_files=tokenizer,
+        tokenizer_files=outline.tokenizer_files,
         size_bytes=sum(one.size_bytes for one in headers.values()),
         word=_word(folder, headers),
     )
+
+
+def read_outline(folder: Path, name: str) -> Outline | None:
+    """Look the small files of a base through; nothing if one is missing, or wrong."""
+    return _outline(folder, name, [])
+
+
+def read_config_alone(folder: Path, name: str) -> Outline:
+    """Give what config.json tells of a base of which nothing else is here. Raises `BadInput`."""
+    faults: list[str] = []
+    outline = _of_config(folder, name, faults)
+    if outline is None:
+        raise BadInput(f"{name} can't be trained: {'; '.join(faults)}", hint=_WANTED)
+    return outline
+
+
+def still_to_come(folder: Path) -> tuple[str, ...]:
+    """Give what a base lacks, by name or pattern, its small files before weights; nothing if more would not help."""
+    if not (folder / CONFIG).is_file() or not any((folder / one).is_file() for one in _TOKENIZERS):
+        return SMALL_FILES
+    names = _weight_names(folder, [])
+    if read_outline(folder, "") is None or (not names and (folder / INDEX).is_file()):
+        # What is here refuses it already.
+        return ()
+    return tuple(one for one in names or (INDEX, SINGLE) if not (folder / one).is_file())
+
+
+def is_in_hub_cache(folder: Path) -> bool:
+    """Say whether a folder is one of those that the hub's cache has for each commit."""
+    return folder.parent.name == "snapshots"
 
 
 def base_word(folder: Path) -> str:
@@ -135,9 +151,9 @@ def base_word(folder: Path) -> str:
     model apart; it is no proof of every byte, so results are never kept under it.
     """
     faults: list[str] = []
-    headers = _headers(folder, faults)
+    headers = _headers(folder, faults, faults)
     if headers is None or not (folder / CONFIG).is_file():
-        raise BadInput(f"{folder} is no base: {'; '.join(faults) or f'it has no {CONFIG}'}")
+        raise BadInput(f"{folder} is no base: {'; '.join(faults) or f'it has no {CONFIG}'}", hint=_WANTED)
     return _word(folder, headers)
 
 
@@ -149,50 +165,28 @@ def _word(folder: Path, headers: Mapping[str, Header]) -> str:
     return digest_value("language-base", said)[:16]
 
 
-def _folder_of(text: str) -> tuple[str, Path]:
-    """Tell what a user means: a bundled base, a folder, or a model of the hub that is in its cache."""
-    if text in BASES:
-        return text, bundled_base(text)
-    if not text or "\0" in text:
-        raise BadInput("no base is given", hint=f"a folder, org/name of the hub, or {', '.join(BASES)}")
-    path = Path(os.path.expanduser(text))
-    with suppress(OSError):
-        if path.is_dir():
-            return path.resolve().name, path
-        if path.exists():
-            hint = "give the folder that holds config.json, the tokenizer and the weights as safetensors"
-            raise BadInput(f"{text} is a file, and a base is a folder", hint=hint)
-    return text, _in_cache(text)
+def _outline(folder: Path, name: str, faults: list[str]) -> Outline | None:
+    """Look the small files of a base through; what is wrong is noted."""
+    outline = _of_config(folder, name, faults)
+    tokenizer = tuple(sorted(one for one in _TOKENIZER_FILES if (folder / one).is_file()))
+    if not any(one in tokenizer for one in _TOKENIZERS):
+        faults.append("it has no tokenizer (tokenizer.json)")
+        return None
+    return None if outline is None else changed(outline, tokenizer_files=tokenizer)
 
 
-def _in_cache(text: str) -> Path:
-    from stoker.store.hub.address import MAIN, Repo, check_revision, read_repo
-    from stoker.store.hub.cache import HubCache
-
-    name, _, revision = text.partition("@")
-    repo: Repo | None = None
-    if "/" in name.rstrip("/") and not name.startswith(("/", ".", "~")):
-        with suppress(BadInput):
-            # First, for it names a folder, too: none outside of the cache.
-            check_revision(revision or MAIN)
-            repo = read_repo(name)
-    if repo is None or repo.kind != "model":
-        raise BadInput(
-            f"there is no folder {text}",
-            hint=did_you_mean(text, BASES) or f"a folder, org/name of the hub, or {', '.join(BASES)}",
-        )
-    cache = HubCache(surroundings().hub_cache() or os.path.expanduser("~/.cache/huggingface/hub"))
-    commit = cache.read_ref(repo, revision or MAIN) or revision
-    folder = Path(cache.snapshot(repo, commit)) if commit else Path()
-    if not commit or not folder.is_dir():
-        raise BadInput(f"{text} is no folder here and is not in the hub's cache", hint=f"stoker fetch {text}")
-    return folder
+def _of_config(folder: Path, name: str, faults: list[str]) -> Outline | None:
+    config = _config(folder, faults)
+    shape = _shape(config, faults) if config is not None else None
+    if config is None or shape is None:
+        return None
+    return Outline(name=name, config=config, shape=shape.model, positions=shape.positions, tokenizer_files=())
 
 
 def _config(folder: Path, faults: list[str]) -> Mapping[str, Any] | None:
     path = folder / CONFIG
     try:
-        told = _read_json(path)
+        told = read_foreign_json(path)
     except FileNotFoundError:
         faults.append(f"it has no {CONFIG}")
         return None
@@ -223,33 +217,48 @@ def _shape(config: Mapping[str, Any], faults: list[str]) -> Shape | None:
         return None
     try:
         return shape_of(config)
+    except Faults as error:
+        faults.extend(map(str, error.faults))
     except StokerError as error:
-        faults.append(error.message)
-        return None
+        faults.append(f"{error.message} ({error.hint})" if error.hint else error.message)
+    return None
 
 
-def _headers(folder: Path, faults: list[str]) -> dict[str, Header] | None:
+def _headers(folder: Path, faults: list[str], damage: list[str]) -> dict[str, Header] | None:
     """Read the headers of all weight files; None if there is something wrong, which is noted."""
     names = _weight_names(folder, faults)
+    there = _there(folder, names)
     found: dict[str, Header] = {}
-    missing: list[str] = []
+    missing = [name for name in names if name not in there]
+    damaged: list[str] = []
     for name in names:
         try:
-            found[name] = read_header(folder / name)
+            if name in there:
+                found[name] = read_header(folder / name)
         except FileNotFoundError:
             missing.append(name)
         except (OSError, ValueError) as error:
-            faults.append(f"{name} is damaged: {_reason(error)}")
+            damaged.append(f"{name} is damaged: {_reason(error)}")
     if missing:
         faults.append(f"{_some(missing)} {'is' if len(missing) == 1 else 'are'} missing")
+    if damaged:
+        damage.append(_some(damaged, "; "))
     return found if names and len(found) == len(names) else None
+
+
+def _there(folder: Path, names: Sequence[str]) -> frozenset[str]:
+    """Give which files may be there, asked once for all: an index may name any number."""
+    try:
+        return frozenset(os.listdir(folder))
+    except OSError:
+        return frozenset(names)
 
 
 def _weight_names(folder: Path, faults: list[str]) -> list[str]:
     if (folder / INDEX).is_file():
         try:
-            named = set(_read_json(folder / INDEX)["weight_map"].values())
-            if not named or any(not isinstance(one, str) or Path(one).name != one for one in named):
+            named = set(read_foreign_json(folder / INDEX)["weight_map"].values())
+            if not named or any(not isinstance(one, str) or os.path.basename(one) != one for one in named):
                 raise ValueError("it does not name files of this folder")
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             faults.append(f"{INDEX} can't be used: {_reason(error)}")
@@ -263,7 +272,7 @@ def _weight_names(folder: Path, faults: list[str]) -> list[str]:
     return []
 
 
-def _misfits(shape: Shape, headers: Mapping[str, Header]) -> Iterator[str]:
+def _misfits(shape: ModelShape, headers: Mapping[str, Header]) -> Iterator[str]:
     """Tell where the weights are not what config.json promises."""
     there = {name: one for header in headers.values() for name, one in header.tensors.items()}
     wanted = dict(_wanted(shape))
@@ -279,35 +288,30 @@ def _misfits(shape: Shape, headers: Mapping[str, Header]) -> Iterator[str]:
         yield f"its weights are {', '.join(packed)}, and {', '.join(_READABLE)} can be read"
 
 
-def _wanted(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    model = shape.model
-    yield "model.embed_tokens.weight", (model.vocabulary, model.hidden)
-    for layer in range(model.layers):
-        for linear in model.linears:
+def _wanted(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield EMBEDDING, (shape.vocabulary, shape.hidden)
+    for layer in range(shape.layers):
+        for linear in shape.linears:
             yield f"{module_name(layer, linear.name)}.weight", (linear.outputs, linear.inputs)
-    yield "model.norm.weight", (model.hidden,)
+    yield "model.norm.weight", (shape.hidden,)
 
 
-def _some(names: list[str]) -> str:
+def _some(names: list[str], between: str = ", ") -> str:
     more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return between.join(map(shown, names[:_SHOWN])) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _hint(name: str, folder: Path) -> str:
-    return f"stoker fetch {name}" if "/" in name and folder.parent.name == "snapshots" else ""
+    return _again(name, folder) if _is_of_hub(name, folder) and still_to_come(folder) else _WANTED
 
 
-def _read_json(path: Path) -> Any:
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise ValueError("it is no file")
-    if found.st_size > _LONGEST_JSON_BYTES:
-        raise ValueError("it is too large")
-    try:
-        return json.loads(path.read_bytes())
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+def _again(name: str, folder: Path) -> str:
+    return f"stoker fetch {name}" if _is_of_hub(name, folder) else "copy it again"
+
+
+def _is_of_hub(name: str, folder: Path) -> bool:
+    return "/" in name and is_in_hub_cache(folder)
 
 
 def _reason(error: Exception) -> str:
-    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error).split("\n")[0] or repr(error)
+    return (error.strerror or str(error)) if isinstance(error, OSError) else first_line(error)

@@ -13,12 +13,13 @@ import struct
 import sys
 import tempfile
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from math import sqrt
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
+from stoker.host.durable import translated, write_file
 from stoker.model.errors import NoPermission
 from stoker.model.frozen import frozen
 
@@ -73,9 +74,12 @@ def bundled_base(name: str) -> Path:
         message = f"no bundled base is called {name!r}"
         raise ValueError(message)
     whole = hashlib.sha256(b"".join(base_files(TINY).values())).hexdigest()[:12]
-    folder = _own_folder() / f"{name}-{whole}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return write_base(folder)
+    own = Path(tempfile.gettempdir(), f"stoker-bundled-{os.getuid()}")
+    with translated(own):
+        _make_own(own)
+        folder = own / f"{name}-{whole}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return write_base(folder)
 
 
 def write_base(folder: Path, shape: TinyShape = TINY) -> Path:
@@ -84,11 +88,12 @@ def write_base(folder: Path, shape: TinyShape = TINY) -> Path:
     for name, content in base_files(shape).items():
         path = folder / name
         if not path.is_file() or path.read_bytes() != content:
-            _replace(path, content)
+            write_file(path, content)
     return folder
 
 
-def base_files(shape: TinyShape = TINY) -> dict[str, bytes]:
+@cache
+def base_files(shape: TinyShape = TINY) -> Mapping[str, bytes]:
     """Make the files of a base: the same bytes for the same shape, always and everywhere."""
     return {
         "config.json": _json(_config(shape)),
@@ -275,18 +280,10 @@ def _json(value: Any) -> bytes:
     return json.dumps(value, indent=1, ensure_ascii=False).encode() + b"\n"
 
 
-def _own_folder() -> Path:
-    folder = Path(tempfile.gettempdir(), f"stoker-bundled-{os.getuid()}")
+def _make_own(folder: Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
     # Anyone may have put something there under this name.
     status = folder.lstat()
     if status.st_uid != os.getuid() or folder.is_symlink() or not folder.is_dir():
         raise NoPermission(f"{folder} belongs to somebody else", hint="remove it, or set TMPDIR")
     folder.chmod(0o700)
-    return folder
-
-
-def _replace(path: Path, content: bytes) -> None:
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(content)
-    os.replace(file.name, path)

@@ -7,19 +7,22 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from stoker.cookbooks.language.bases import FoundBase, find_base
+from stoker.cookbooks.language.bases import FoundBase, Outline
 from stoker.cookbooks.language.bundled import BASES, DATA
-from stoker.cookbooks.language.peft_layout import adapter_header, modules_of, read_config
-from stoker.cookbooks.language.settings import DEFAULT_TOKENS
+from stoker.cookbooks.language.finding import find_base, lacking
+from stoker.cookbooks.language.peft_layout import CONFIG, adapter_header, modules_of, read_config
+from stoker.cookbooks.language.settings import DEFAULT_TOKENS, MERGE
 from stoker.hardware.estimate.shape import ModelShape
 from stoker.hardware.estimate.targets import names_of, targeted
 from stoker.hardware.estimate.training import ALL_LINEAR, ATTENTION, MLP
-from stoker.model.errors import StokerError
+from stoker.model.errors import Damaged, StokerError
+from stoker.model.faults import Lack
 from stoker.model.suggest import did_you_mean
 from stoker.plan.authoring import ArgsFaults, Fault
+from stoker.plan.surroundings import surroundings
 
 _GROUPS = (ALL_LINEAR, ATTENTION, MLP)
-_MODULE = re.compile(r"model\.layers\.(?P<layer>\d{1,6})\.(self_attn|mlp)\.(?P<name>\w+)", re.ASCII)
+_MODULE = re.compile(r"model\.layers\.(?P<layer>0|[1-9]\d{0,5})\.(self_attn|mlp)\.(?P<name>\w+)", re.ASCII)
 
 
 class Checking:
@@ -28,17 +31,30 @@ class Checking:
     def __init__(self, recipe: str) -> None:
         self._recipe = recipe
         self._faults: list[Fault] = []
+        self._lacking: dict[Fault, Lack] = {}
+        """Those of the faults that fetching may mend, each with what would."""
+        self._damaged = 0
+        """How many of the faults are that bytes are not what their file promises."""
+        self._judges = "base" not in surroundings().stand_ins
+        """Whether the base is the one that is meant, so that other arguments have to fit it."""
 
     def note(self, name: str, message: str, hint: str = "") -> None:
         """Write down one fault of an argument."""
         self._faults.append(Fault(f"{self._recipe}.{name}", message, hint))
 
     def refuse(self) -> None:
-        """Raise `ArgsFaults` with everything that was noted, if anything was."""
+        """Raise `ArgsFaults` with everything that was noted, if anything was; `Damaged` if one file's bytes are all."""
         faults = tuple(self._faults)
-        if faults:
-            message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in the arguments of {self._recipe}"
-            raise ArgsFaults(message, faults=faults, hint=f"stoker recipes show {self._recipe}")
+        if not faults:
+            return
+        if len(faults) > len(self._lacking) > 0 and surroundings().fetches():
+            faults = tuple(one for one in faults if one not in self._lacking)
+        if len(faults) == self._damaged == 1:
+            only = faults[0]
+            raise Damaged(f"{only.where}: {only.message}", hint=only.hint, where=only.where, why=only.message)
+        message = str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in the arguments of {self._recipe}"
+        lacks = tuple(self._lacking.values()) if len(self._lacking) == len(self._faults) else ()
+        raise ArgsFaults(message, faults=faults, hint=f"stoker recipes show {self._recipe}", lacks=lacks)
 
     def base(self, text: str) -> FoundBase | None:
         """Look for a base; what is wrong with it is noted."""
@@ -46,10 +62,19 @@ class Checking:
             self.note("base", "is empty", f"a folder, org/name of the hub, or {', '.join(BASES)}")
             return None
         try:
-            return find_base(text)
+            return find_base(text, use="merged" if self._recipe == MERGE else "trained")
+        except Damaged as error:
+            self._note_damage("base", error)
         except StokerError as error:
             self.note("base", error.message, error.hint)
-            return None
+            lack = lacking(text, "base")
+            if lack is not None:
+                self._lacking[self._faults[-1]] = lack
+        return None
+
+    def _note_damage(self, name: str, error: Damaged) -> None:
+        self._damaged += 1
+        self.note(name, error.message, error.hint)
 
     def data(self, text: str) -> Path | None:
         """Tell bundled data from a file, and both from a mistake."""
@@ -70,11 +95,11 @@ class Checking:
             self.note("data", f"{text} is empty", 'one JSON object per line, such as {"text": "…"}')
         return path
 
-    def length(self, wanted: int | None, base: FoundBase) -> int:
+    def length(self, wanted: int | None, base: FoundBase | Outline) -> int:
         """Give the longest row that is meant; one that the base can't read is noted."""
         if wanted is None:
             return min(DEFAULT_TOKENS, base.positions)
-        if wanted > base.positions:
+        if wanted > base.positions and self._judges:
             message = f"{wanted:,} tokens, but {base.name} reads {base.positions:,} at most"
             self.note("max_seq_len", message, f"max_seq_len={base.positions}, or leave it out")
         return wanted
@@ -82,6 +107,8 @@ class Checking:
     def targets(self, wanted: tuple[str, ...], shape: ModelShape, rank: int) -> tuple[str, ...]:
         """Give the names of the matrices that are meant, in a block's order; what matches nothing is noted."""
         real = names_of(shape)
+        if not self._judges:
+            return tuple(real)
         known = [*_GROUPS, *real]
         if not wanted:
             self.note("targets", "names nothing to train", f"one of {', '.join(known)}")
@@ -108,10 +135,15 @@ class Checking:
             rank = read_config(folder)["r"]
             header = adapter_header(folder)
             modules = modules_of(folder, header.tensors)
-        except StokerError as error:
-            self.note("adapter", error.message, error.hint)
+        except Damaged as error:
+            self._note_damage("adapter", error)
             return folder
-        if base is not None:
+        except StokerError as error:
+            within = folder / "best"
+            hint = f"adapter={text.rstrip('/')}/best is one" if (within / CONFIG).is_file() else error.hint
+            self.note("adapter", error.message, hint)
+            return folder
+        if base is not None and self._judges:
             self._fit(modules, {name: one.shape for name, one in header.tensors.items()}, rank, base)
         return folder
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from stoker.cookbooks.language.kinds import Model
 from stoker.cookbooks.language.settings import BaseArgs, Dtype
-from stoker.plan.authoring import InputPath, StageContext, arg, stage
+from stoker.plan.authoring import BadInput, InputPath, StageContext, arg, stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,17 +25,28 @@ def merge_weights(job: StageContext, args: MergeArgs) -> Model:
 
     import torch
 
+    from stoker.cookbooks.language.engine.shapes import EMBEDDING
+    from stoker.cookbooks.language.finding import is_another_base
+    from stoker.cookbooks.language.foreign_files import shown
     from stoker.cookbooks.language.full.files import base_at, read_weights, write_model
-    from stoker.cookbooks.language.peft_layout import read_adapter
+    from stoker.cookbooks.language.peft_layout import read_adapter, read_config
 
-    base = base_at(args.base, args.base_name)
+    base = base_at(args.base, args.base_name, use="merged")
+    trained_over = read_config(Path(args.adapter)).get("base_model_name_or_path")
+    if is_another_base(trained_over, base):
+        job.tell(f"the adapter was trained over {shown(str(trained_over))}, this is {base.name}")
     adapter = read_adapter(Path(args.adapter))
     weights = read_weights(base)
-    width = next(iter(weights.values())).dtype if args.dtype == "auto" else getattr(torch, args.dtype)
+    # Not of whichever comes first: a stranger's file may hold integers, too.
+    width = weights[EMBEDDING].dtype if args.dtype == "auto" else getattr(torch, args.dtype)
     for number, (module, (a, b)) in enumerate(adapter.weights.items(), 1):
         name = f"{module}.weight"
         # Added in 32 bits, rounded once.
         weights[name] = (weights[name].float() + adapter.spec.scale * (b @ a)).to(width)
+        if not weights[name].isfinite().all():
+            kept = str(width).removeprefix("torch.")
+            message = f"with {args.adapter} added, {name} is not finite in {kept}"
+            raise BadInput(message, hint="the adapter did not train well: merge another; or a wider dtype=")
         job.step(number, of=len(adapter.weights))
     write_model(job.out, base, weights, width)
     job.log(f"{len(adapter.weights)} matrices of {base.name} changed; kept in {str(width).removeprefix('torch.')}")

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.cookbooks.language.safetensors_header import Header, read_header
+from stoker.cookbooks.language.foreign_files import read_foreign_json, shown
+from stoker.cookbooks.language.safetensors_header import Header, read_header, unreadable_weights
 from stoker.model import json_text
-from stoker.model.errors import BadInput
+from stoker.model.errors import BadInput, Damaged
 
 if TYPE_CHECKING:
     from stoker.cookbooks.language.engine.adapters import Adapter, AdapterSpec, Pairs
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"
 
+_AGAIN = "copy it again, or train it again"
+_PICKLED = "adapter_model.bin"
+_LARGEST_RANK = 2**31
+_LARGEST_ALPHA = 1e30
+_WIDTHS = frozenset({"F64", "F32", "F16", "BF16"})
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 _REFUSED: Mapping[str, str] = {
     "use_dora": "DoRA",
@@ -55,13 +61,19 @@ def write_adapter(folder: Path, spec: AdapterSpec, weights: Pairs, *, base_name:
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """Read an adapter that this module or PEFT wrote. Raises `BadInput` for what is not plain LoRA."""
+    """Read an adapter that this module or PEFT wrote. Raises `BadInput` for what is not plain LoRA, `Damaged`."""
+    from safetensors import SafetensorError
     from safetensors.torch import load
 
     from stoker.cookbooks.language.engine.adapters import Adapter, AdapterSpec
 
     config = read_config(folder)
-    tensors = load((folder / WEIGHTS).read_bytes())
+    # Again, if it was looked at before: it may have been exchanged since.
+    adapter_header(folder)
+    try:
+        tensors = load((folder / WEIGHTS).read_bytes())
+    except (SafetensorError, OSError) as error:
+        raise unreadable_weights(str(folder), error) from error
     modules = modules_of(folder, tensors)
     spec = AdapterSpec(
         rank=config["r"],
@@ -85,35 +97,53 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Read `adapter_config.json`. Raises `BadInput` for what is not plain LoRA."""
     path = folder / CONFIG
     try:
-        config = json_text.loads(path.read_text(encoding="utf-8"))
+        config = read_foreign_json(path)
     except OSError:
         raise BadInput(f"{folder} has no {CONFIG}", hint="an adapter is a folder as PEFT writes it") from None
     except ValueError as error:
-        raise BadInput(f"{path} is no JSON: {error}") from None
+        raise BadInput(f"{path} is no JSON: {error}", hint=_AGAIN) from None
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         said = config.get("peft_type") if isinstance(config, dict) else None
-        raise BadInput(f"{path}: peft_type is {said!r}; only LORA is known here")
+        raise BadInput(f"{path}: peft_type is {shown(repr(said))}; only LORA is known here", hint="merge it with PEFT")
     odd = [what for key, what in _REFUSED.items() if config.get(key)]
-    odd += [f"{key}={config[key]}" for key in ("rank_pattern", "alpha_pattern") if config.get(key)]
+    odd += [f"{key}={shown(repr(config[key]))}" for key in ("rank_pattern", "alpha_pattern") if config.get(key)]
     if config.get("bias", "none") != "none":
         odd.append("trained biases")
     if odd:
         raise BadInput(f"{path}: {', '.join(odd)}: not known here", hint="merge it with PEFT: merge_and_unload()")
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    if type(rank) is not int or rank < 1 or isinstance(alpha, bool) or not isinstance(alpha, int | float):
-        raise BadInput(f"{path}: r={rank!r}, lora_alpha={alpha!r}: not a rank and a number")
+    rank, alpha, dropout = config.get("r"), config.get("lora_alpha"), config.get("lora_dropout") or 0.0
+    if type(rank) is not int or not 1 <= rank <= _LARGEST_RANK or not _is_number(alpha):
+        message = f"{path}: r={shown(repr(rank))}, lora_alpha={shown(repr(alpha))}: not a rank and a number"
+        raise BadInput(message, hint=_AGAIN)
+    if not _is_number(dropout) or not 0 <= dropout < 1:
+        raise BadInput(f"{path}: lora_dropout={shown(repr(dropout))}: not from 0 to 1", hint=_AGAIN)
     return config
 
 
+def _is_number(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    # An integer may be larger than any float.
+    return abs(value) <= _LARGEST_ALPHA
+
+
 def adapter_header(folder: Path) -> Header:
-    """Read which tensors an adapter has, and nothing more of them. Raises `BadInput`."""
+    """Read which tensors an adapter has, and nothing more of them. Raises `BadInput`, `Damaged` for what is torn."""
     path = folder / WEIGHTS
     try:
-        return read_header(path)
+        header = read_header(path)
     except OSError:
-        raise BadInput(f"{folder} has no {WEIGHTS}", hint="an adapter is a folder as PEFT writes it") from None
+        hint = "an adapter is a folder as PEFT writes it"
+        if (folder / _PICKLED).exists():
+            hint = f"{_PICKLED} may run anything when it is read, and is not; PEFT saves it anew with safetensors"
+        raise BadInput(f"{folder} has no {WEIGHTS}", hint=hint) from None
     except ValueError as error:
-        raise BadInput(f"{path} is damaged: {error}", hint="copy it again, or train it again") from None
+        raise Damaged(f"{path} is damaged: {error}", hint=_AGAIN) from None
+    odd = sorted({one.dtype for one in header.tensors.values()} - _WIDTHS)
+    if odd:
+        message = f"{path} holds {shown(repr(odd[0]))}, and an adapter is made of {', '.join(sorted(_WIDTHS))}"
+        raise BadInput(message, hint="merge it with PEFT")
+    return header
 
 
 def modules_of(folder: Path, names: Mapping[str, Any]) -> tuple[str, ...]:
@@ -128,8 +158,8 @@ def modules_of(folder: Path, names: Mapping[str, Any]) -> tuple[str, ...]:
             sides.setdefault(match["module"], set()).add(match["side"])
     odd += [module for module, found in sides.items() if found != {"A", "B"}]
     if odd or not sides:
-        what = f"{odd[0]} is no pair of lora_A and lora_B" if odd else "it holds nothing"
-        raise BadInput(f"{folder / WEIGHTS}: {what}")
+        what = f"{shown(odd[0])} is no pair of lora_A and lora_B" if odd else "it holds nothing"
+        raise BadInput(f"{folder / WEIGHTS}: {what}", hint=_AGAIN)
     return tuple(sides)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from stoker.cookbooks.language.asking import Load, full_needs, lora_needs, reading_needs, sample_needs, too_large
 from stoker.cookbooks.language.bases import CONFIG, FoundBase
 from stoker.cookbooks.language.checking import Checking
+from stoker.cookbooks.language.finding import outline_of
 from stoker.cookbooks.language.kinds import Model, Report
 from stoker.cookbooks.language.merge import MergeArgs, merge_weights
 from stoker.cookbooks.language.peft_layout import adapter_files
@@ -25,7 +26,10 @@ from stoker.cookbooks.language.report import report_full, report_full_samples, r
 from stoker.cookbooks.language.sample import sample, sample_model
 from stoker.cookbooks.language.settings import (
     ALL_LINEAR,
+    FULL,
     LARGEST,
+    LORA,
+    MERGE,
     AdapterArgs,
     DataArgs,
     Dtype,
@@ -34,6 +38,7 @@ from stoker.cookbooks.language.settings import (
     LoraArgs,
     SampleArgs,
 )
+from stoker.cookbooks.language.settled import settled_dtype
 from stoker.cookbooks.language.sharing import shared_by_lora
 from stoker.cookbooks.language.tokenise import TokeniseArgs, layout_of, tokenise
 from stoker.cookbooks.language.train_full import train_full
@@ -42,7 +47,6 @@ from stoker.model.frozen import changed, frozen
 from stoker.plan.authoring import Category, InputPath, Plan, PlanBuilder, Tip, arg, recipe
 from stoker.plan.surroundings import surroundings
 
-LORA, FULL, MERGE = "language/lora", "language/full", "language/merge"
 _BRINGS = {"base": CONFIG}
 """A machine of a fleet fetches a base of the hub itself; how large it is stands in that file."""
 
@@ -68,9 +72,7 @@ class FullRecipeArgs(LearningArgs, DataArgs):
 class MergeRecipeArgs:
     """Arguments of language/merge."""
 
-    base: str = arg(
-        "tiny", help="the base that the adapter was trained on: a folder, org/name in the hub's cache, or tiny"
-    )
+    base: str = arg("tiny", help="the base that the adapter was trained on: a folder, org/name of the hub, or tiny")
     adapter: str = arg(help="a folder in PEFT's layout, such as the result of language/lora")
     dtype: Dtype = arg("auto", help="what the weights are kept in; auto: as in the base")
 
@@ -82,7 +84,7 @@ def lora(args: LoraRecipeArgs) -> Plan:
     base, gpus = wanted.base, _gpus(args)
     settings = LoraArgs(
         **_base(base, base.files),
-        **_taken(args, LearningArgs, AdapterArgs),
+        **_taken(args, wanted.load, LearningArgs, AdapterArgs),
         alpha=float(2 * args.rank) if args.alpha is None else args.alpha,
         targets=wanted.load.targets,
         max_seq_len=wanted.load.tokens,
@@ -93,7 +95,7 @@ def lora(args: LoraRecipeArgs) -> Plan:
     adapter = examples.then(train_lora, settings, needs=needs)
     if not args.samples:
         return adapter.then(report_lora).finish()
-    samples = adapter.then(sample, _samples(args, base), needs=sample_needs(base, wanted.load, gpus=gpus))
+    samples = adapter.then(sample, _samples(args, wanted), needs=sample_needs(base, wanted.load, gpus=gpus))
     return adapter.then(report_lora_samples, samples=samples).finish()
 
 
@@ -103,14 +105,17 @@ def full(args: FullRecipeArgs) -> Plan:
     wanted = _full(args)
     base = wanted.base
     settings = FullArgs(
-        **_base(base, base.files), **_taken(args, LearningArgs), max_seq_len=wanted.load.tokens, packing=args.packing
+        **_base(base, base.files),
+        **_taken(args, wanted.load, LearningArgs),
+        max_seq_len=wanted.load.tokens,
+        packing=args.packing,
     )
     gpus = _gpus(args)
     needs = full_needs(base, wanted.load, gpus=gpus)
     model = _tokenised(FULL, args, wanted).then(train_full, settings, needs=needs)
     if not args.samples:
         return model.then(report_full).finish(keep=(model,))
-    samples = model.then(sample_model, _samples(args, base), needs=sample_needs(base, wanted.load, gpus=gpus))
+    samples = model.then(sample_model, _samples(args, wanted), needs=sample_needs(base, wanted.load, gpus=gpus))
     return model.then(report_full_samples, samples=samples).finish(keep=(model,))
 
 
@@ -144,16 +149,17 @@ class _Wanted:
 def _lora(args: LoraRecipeArgs) -> _Wanted:
     checking = Checking(LORA)
     base, data = checking.base(args.base), checking.data(args.data)
-    if base is None:
-        checking.refuse()
-    assert base is not None  # noqa: S101 - refused above
-    length = checking.length(args.max_seq_len, base)
-    targets = checking.targets(args.targets, base.shape, args.rank)
+    known = base or outline_of(args.base)
+    length = checking.length(args.max_seq_len, known) if known is not None else 0
+    targets = checking.targets(args.targets, known.shape, args.rank) if known is not None else ()
     checking.refuse()
-    load = Load(rank=args.rank, targets=targets, rows=args.batch, tokens=length, dtype=args.dtype)
-    short = too_large(base, load, surroundings().rooms()) if _gpus(args) and surroundings().count_gpus() else None
+    assert base is not None  # noqa: S101 - refused above
+    gpus = _gpus(args)
+    dtype = settled_dtype(args.dtype, on_gpu=gpus > 0)
+    load = Load(rank=args.rank, targets=targets, rows=args.batch, tokens=length, dtype=dtype)
+    short = too_large(base, load, gpus=gpus)
     if short is not None:
-        checking.note("gpus", short.message, short.hint)
+        checking.note("gpus" if gpus else "base", short.message, short.hint)
         checking.refuse()
     return _Wanted(base=_called(base, args.base_name), data=data, load=load)
 
@@ -161,10 +167,12 @@ def _lora(args: LoraRecipeArgs) -> _Wanted:
 def _full(args: FullRecipeArgs) -> _Wanted:
     checking = Checking(FULL)
     base, data = checking.base(args.base), checking.data(args.data)
-    length = checking.length(args.max_seq_len, base) if base is not None else 0
+    known = base or outline_of(args.base)
+    length = checking.length(args.max_seq_len, known) if known is not None else 0
     checking.refuse()
     assert base is not None  # noqa: S101 - refused above
-    load = Load(rank=1, targets=(ALL_LINEAR,), rows=args.batch, tokens=length, dtype=args.dtype)
+    dtype = settled_dtype(args.dtype, on_gpu=_gpus(args) > 0)
+    load = Load(rank=1, targets=(ALL_LINEAR,), rows=args.batch, tokens=length, dtype=dtype)
     return _Wanted(base=_called(base, args.base_name), data=data, load=load)
 
 
@@ -187,14 +195,14 @@ def _tokenised(name: str, args: DataArgs, wanted: _Wanted) -> Tip:
     return PlanBuilder(name.rpartition("/")[2]).start(tokenise, settings)
 
 
-def _samples(args: LoraRecipeArgs | FullRecipeArgs, base: FoundBase) -> SampleArgs:
+def _samples(args: LoraRecipeArgs | FullRecipeArgs, wanted: _Wanted) -> SampleArgs:
     return SampleArgs(
-        **_base(base, base.files),
+        **_base(wanted.base, wanted.base.files),
         prompts=args.samples,
         tokens=args.sample_tokens,
         temperature=args.temperature,
         seed=args.seed,
-        dtype=args.dtype,
+        dtype=wanted.load.dtype,
     )
 
 
@@ -208,9 +216,9 @@ def _base(base: FoundBase, names: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def _taken(args: Any, *groups: type[LearningArgs | AdapterArgs]) -> dict[str, Any]:
-    """Give the values of arguments that recipe and stage have in common."""
-    taken = {one.name: getattr(args, one.name) for group in groups for one in fields(group)}
+def _taken(args: Any, load: Load, *groups: type[LearningArgs | AdapterArgs]) -> dict[str, Any]:
+    """Give the values of arguments that recipe and stage have in common, settled where the stage has to know."""
+    taken = {one.name: getattr(args, one.name) for group in groups for one in fields(group)} | {"dtype": load.dtype}
     folder = taken["checkpoints"]
     # The stage works elsewhere than whoever typed it.
     taken["checkpoints"] = os.path.abspath(os.path.expanduser(folder)) if folder else None

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, TypedDict
 
+from stoker.cookbooks.language.foreign_files import read_foreign
 from stoker.host.durable import write_file
 from stoker.model import json_text
 from stoker.model.errors import BadInput
@@ -172,6 +173,8 @@ def best_folder(root: Path) -> Path:
 
 _TEXTS = frozenset({"mode", "label"})
 _LOSSES = frozenset({"train_loss", "val_loss", "avg_loss"})
+_SIGNED = _LOSSES | {"alpha"}
+_LARGEST = 10**15
 
 
 def _is_fine(name: str, value: Any) -> bool:
@@ -179,13 +182,17 @@ def _is_fine(name: str, value: Any) -> bool:
         return isinstance(value, str)
     if value is None:
         return name in _LOSSES
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and (name in _LOSSES or math.isfinite(value))
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    if name in _LOSSES and isinstance(value, float):
+        return True
+    # Of integers there are some that are no floats.
+    return abs(value) <= _LARGEST and (value >= 0 or name in _SIGNED)
 
 
 def _read(path: Path, keys: frozenset[str]) -> Mapping[str, Any]:
     try:
-        raw = json_text.loads(path.read_text(encoding="utf-8"))
+        raw = json_text.loads(read_foreign(path))
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} can't be read: {error}", hint=_HINT) from None
     missing = sorted(keys - raw.keys()) if isinstance(raw, dict) else sorted(keys)

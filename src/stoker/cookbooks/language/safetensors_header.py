@@ -14,7 +14,10 @@ from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from stoker.cookbooks.language.foreign_files import shown
+from stoker.model.errors import Damaged
 from stoker.model.frozen import frozen
+from stoker.model.printable import first_line
 
 SINGLE: Final = "model.safetensors"
 """What a folder calls the only file of its weights."""
@@ -32,6 +35,12 @@ _PINCH_BYTES = 1024
 
 class DamagedHeader(ValueError):
     """A file is not what its header says, or has none."""
+
+
+def unreadable_weights(what: str, error: Exception) -> Damaged:
+    """Say that weights are not what their file promises."""
+    hint = "copy them again, or fetch them again: stoker fetch org/name finds what is damaged and brings it"
+    return Damaged(f"the weights in {what} can't be read: {first_line(error)}", hint=hint)
 
 
 @frozen
@@ -91,7 +100,11 @@ def _read(file: BinaryIO) -> Header:
     if not isinstance(told, dict):
         raise DamagedHeader("its header is no table of tensors")
     tensors = {name: _tensor(name, one, 8 + length) for name, one in told.items() if name != "__metadata__"}
-    last = max((one.end for one in tensors.values()), default=8 + length)
+    last = 8 + length
+    for name, one in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if one.begin != last:
+            raise DamagedHeader(f"between {shown(repr(name))} and what lies before it is a gap, or both share bytes")
+        last = one.end
     if last != size:
         raise DamagedHeader(f"it has {size:,} bytes, and its header promises {last:,}")
     return Header(tensors=tensors, size_bytes=size)
@@ -106,5 +119,5 @@ def _tensor(name: str, told: Any, data: int) -> Tensor:
     except (TypeError, KeyError, ValueError):
         is_plain, dtype, shape, begin, end = False, "", (), 0, 0
     if not is_plain or begin > end or (dtype in _WIDTHS and end - begin != prod(shape) * _WIDTHS[dtype]):
-        raise DamagedHeader(f"what its header says of {name!r} makes no sense")
+        raise DamagedHeader(f"what its header says of {shown(repr(name))} makes no sense")
     return Tensor(dtype=dtype, shape=shape, begin=data + begin, end=data + end)

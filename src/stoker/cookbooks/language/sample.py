@@ -31,12 +31,12 @@ def _sampled(job: StageContext, base: Path, trained: Path, args: SampleArgs, *, 
     from stoker.cookbooks.language.peft_layout import read_adapter
     from stoker.cookbooks.language.records import read_training
     from stoker.cookbooks.language.sampling import Sampler, completed
-    from stoker.cookbooks.language.settled import device_of, dtype_on
+    from stoker.cookbooks.language.settled import device_of
 
     device, told = device_of(job.devices)
     if told:
         job.log(told)
-    held = load_base(base, device=device, dtype=dtype_on(device, args.dtype))
+    held = load_base(base, device=device, dtype=args.dtype)
     adapter = read_adapter(trained) if has_adapter else None
     spec = adapter.spec if adapter is not None else AdapterSpec(rank=1, alpha=1.0, targets=("q_proj",))
     slots = Slots(held, count=1, rank=spec.rank, targets=spec.targets, compiles=False, records=False)

@@ -49,7 +49,9 @@ class Sampler:
     def _next(self, logits: Tensor, draws: torch.Generator) -> int:
         if self._temperature == 0:
             return int(logits.argmax())
-        chances = torch.softmax(logits.double() / self._temperature, dim=-1)
+        # From the likeliest down: nothing grows beyond numbers, however small the temperature.
+        below = logits.double() - logits.double().max()
+        chances = torch.softmax(below / self._temperature, dim=-1)
         return int(torch.multinomial(chances, 1, generator=draws))
 
     def _asked(self, prompt: str) -> str:

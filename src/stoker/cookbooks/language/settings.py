@@ -9,15 +9,22 @@ from stoker.plan.authoring import InputPath, arg
 
 Schedule = Literal["cosine", "linear", "constant"]
 Dtype = Literal["auto", "float32", "bfloat16"]
+SettledDtype = Literal["float32", "bfloat16"]
+"""Of a stage: what it computes in decides what it gives, so it stands in its key as what it is."""
 TrainOn = Literal["completion", "all"]
 Keep = Literal["best", "last"]
 Turns = Literal["synchronized", "round_robin", "priority"]
 
+LORA: Final = "language/lora"
+FULL: Final = "language/full"
+MERGE: Final = "language/merge"
+"""What the recipes are called."""
 ALL_LINEAR: Final = "all-linear"
 DEFAULT_TOKENS: Final = 512
 """The longest row of a training whose user says nothing, if the base allows it."""
 LARGEST: Final = 1_000_000
 """Of what a gradient or an adapter is multiplied by: nothing is learned beyond, and infinity is a slip."""
+_SETTLED: Final = "what is computed in"
 
 
 # Mixins are without slots: two bases with slots don't go together.
@@ -50,7 +57,7 @@ class LearningArgs:
         None, help="updates from one evaluation to the next; null: one after every epoch", ge=1
     )
     patience: int | None = arg(None, help="evaluations without improvement before stopping; null: never", ge=1)
-    dtype: Dtype = arg("auto", help="what is computed in; auto: bfloat16 on a GPU that can, float32 on the CPU")
+    dtype: Dtype = arg("auto", help="what is computed in; auto: bfloat16 on a GPU, float32 on the CPU")
     keep: Keep = arg("best", help="which weights are the result: those of the lowest evaluation loss, or the last ones")
     checkpoint_every: int | None = arg(
         None, help="updates between checkpoints to go on from; null: about one a minute", ge=1, runtime=True
@@ -87,6 +94,7 @@ class AdapterArgs:
 class LoraArgs(AdapterArgs, LearningArgs, BaseArgs):
     """Settings of one adapter, all filled in."""
 
+    dtype: SettledDtype = arg("float32", help=_SETTLED)
     alpha: float = arg(help="how strongly the adapter counts", gt=0, le=LARGEST)
     targets: tuple[str, ...] = arg(help="names of the matrices beside which it is put, in the order of a block")
     max_seq_len: int = arg(DEFAULT_TOKENS, help="tokens of the longest row", ge=2)
@@ -97,6 +105,7 @@ class LoraArgs(AdapterArgs, LearningArgs, BaseArgs):
 class FullArgs(LearningArgs, BaseArgs):
     """Settings of a training of every weight."""
 
+    dtype: SettledDtype = arg("float32", help=_SETTLED)
     lr: float = arg(2e-5, help="learning rate (AdamW)", gt=0, le=LARGEST)
     max_seq_len: int = arg(DEFAULT_TOKENS, help="tokens of the longest row", ge=2)
     packing: bool = arg(False, help="rows hold several examples, each seen by itself")
@@ -110,7 +119,7 @@ class SampleArgs(BaseArgs):
     tokens: int = arg(64, help="most tokens of each completion", ge=1, le=100_000)
     temperature: float = arg(0.0, help="0: always the likeliest token; 1: as the model says", ge=0, le=100)
     seed: int = arg(0, help="decides what is drawn", ge=0, le=1_000_000_000)
-    dtype: Dtype = arg("auto", help="what is computed in")
+    dtype: SettledDtype = arg("float32", help=_SETTLED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +128,7 @@ class DataArgs:
 
     base: str = arg(
         "tiny",
-        help="a folder in the Hugging Face layout, org/name in its cache, or tiny: a bundled one that knows nothing",
+        help="a folder in the Hugging Face layout, org/name of the hub, or tiny: a bundled one that knows nothing",
     )
     base_name: str = arg(
         "", help="what the base is called in the adapter's files; empty: as it is given here", runtime=True

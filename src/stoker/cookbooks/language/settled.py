@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.cookbooks.language.settings import Dtype
+from stoker.cookbooks.language.settings import Dtype, SettledDtype
 
 
 def device_of(devices: tuple[str, ...]) -> tuple[str, str]:
@@ -16,10 +16,8 @@ def device_of(devices: tuple[str, ...]) -> tuple[str, str]:
     return "cpu", "A GPU was given, and this torch can't use it: computed on the CPU."
 
 
-def dtype_on(device: str, wanted: Dtype) -> str:
-    """Give the width that is meant on a device."""
-    import torch
-
+def settled_dtype(wanted: Dtype, *, on_gpu: bool) -> SettledDtype:
+    """Give the width that is meant: before a stage's key is made, for what is made in another is another result."""
     if wanted != "auto":
         return wanted
-    return "bfloat16" if device != "cpu" and torch.cuda.is_bf16_supported() else "float32"
+    return "bfloat16" if on_gpu else "float32"

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from stoker.cookbooks.language.asking import Load, placed_needs
+from stoker.cookbooks.language.base_facts import base_facts
 from stoker.cookbooks.language.base_words import company_word
-from stoker.cookbooks.language.bases import CONFIG, find_base
-from stoker.cookbooks.language.engine.shapes import shape_of
-from stoker.cookbooks.language.settings import DEFAULT_TOKENS, Dtype
-from stoker.hardware.estimate.company import Where
-from stoker.hardware.estimate.shape import ModelShape
+from stoker.cookbooks.language.bases import CONFIG, FoundBase, Outline, read_config_alone
+from stoker.cookbooks.language.checking import Checking
+from stoker.cookbooks.language.finding import find_base
+from stoker.cookbooks.language.settings import DEFAULT_TOKENS, LORA, Dtype
+from stoker.cookbooks.language.settled import settled_dtype
+from stoker.hardware.estimate.company import CompanyNeeds, Where
 from stoker.model.errors import BadInput
-from stoker.model.frozen import frozen
 from stoker.plan.authoring import SharedBase
 
 
@@ -34,44 +34,55 @@ class _Asked(Protocol):
     def batch(self) -> int: ...
     @property
     def max_seq_len(self) -> int | None: ...
-
-
-@frozen
-class _Base:
-    shape: ModelShape
-    positions: int
-    files: tuple[str, ...]
+    @property
+    def gpus(self) -> int | None: ...
 
 
 def shared_by_lora(args: _Asked, digest_of: Callable[[str], str]) -> SharedBase:
     """Give the base that an adapter is trained over, by content, with what it takes on a device and on a CPU."""
     base = _base_at(args.base)
-    load = Load(
-        rank=args.rank,
-        targets=args.targets,
-        rows=args.batch,
-        tokens=min(args.max_seq_len or DEFAULT_TOKENS, base.positions),
-        dtype=args.dtype,
-    )
-    on_device, on_cpu = placed_needs(base.shape, load, Where.CUDA), placed_needs(base.shape, load, Where.CPU)
+    if isinstance(base, Outline):
+        _judge(args, base)
+        files, about = [str(Path(args.base) / CONFIG)], ""
+    else:
+        files, about = [str(base.folder / name) for name in base.files], base_facts(base, digest_of)
+
+    def needs(where: Where) -> CompanyNeeds:
+        load = Load(
+            rank=args.rank,
+            targets=args.targets,
+            rows=args.batch,
+            tokens=min(args.max_seq_len or DEFAULT_TOKENS, base.positions),
+            dtype=settled_dtype(args.dtype, on_gpu=where is Where.CUDA),
+        )
+        return placed_needs(base.shape, load, where)
+
+    on_device, on_cpu = needs(Where.CUDA), needs(Where.CPU)
+    # Bases are looked for on devices alone: who does not say is named as if it had one.
+    dtype = settled_dtype(args.dtype, on_gpu=args.gpus != 0)
     return SharedBase(
-        word=company_word(map(digest_of, base.files), args.dtype),
+        word=company_word(map(digest_of, files), dtype),
         base_bytes=on_device.base_bytes,
         member_bytes=on_device.member_bytes,
         base_ram_bytes=on_cpu.base_bytes,
         member_ram_bytes=on_cpu.member_bytes,
+        about=about,
     )
 
 
-def _base_at(text: str) -> _Base:
+def _judge(args: _Asked, base: Outline) -> None:
+    """Refuse what a base can't be asked for that is not here: its plan was made with another one."""
+    checking = Checking(LORA)
+    checking.length(args.max_seq_len, base)
+    checking.targets(args.targets, base.shape, args.rank)
+    checking.refuse()
+
+
+def _base_at(text: str) -> FoundBase | Outline:
     """Look at a base; of one that is fetched where it is trained, only config.json is here, and says enough."""
-    config = Path(text) / CONFIG
     try:
-        base = find_base(text)
+        return find_base(text)
     except BadInput:
-        if not config.is_file():
+        if not (Path(text) / CONFIG).is_file():
             raise
-        shape = shape_of(json.loads(config.read_bytes()))
-        return _Base(shape=shape.model, positions=shape.positions, files=(str(config),))
-    files = tuple(str(base.folder / name) for name in base.files)
-    return _Base(shape=base.shape, positions=base.positions, files=files)
+        return read_config_alone(Path(text), "this base")

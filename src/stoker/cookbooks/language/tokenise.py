@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from stoker.cookbooks.language.bundled import DataName
 from stoker.cookbooks.language.kinds import Examples
 from stoker.cookbooks.language.settings import BaseArgs
 from stoker.plan.authoring import InputPath, StageContext, StageInputError, arg, stage
+
+if TYPE_CHECKING:
+    from stoker.cookbooks.language.data.examples import ExampleFacts
 
 _LINES_BETWEEN_LOOKS = 10_000
 
@@ -32,20 +36,36 @@ def layout_of(path: Path) -> Literal["jsonl", "text"]:
     return "text" if path.suffix.lower() in {".txt", ".text", ".md"} else "jsonl"
 
 
-@stage("language/tokenise", version=1, uses=("numpy", "tokenizers", "transformers"))
+def look_through(args: TokeniseArgs, check: Callable[[], None] = lambda: None) -> None:
+    """Read a file of examples to its end; raise `StageInputError` with every line that is none, or if all are empty."""
+    from stoker.cookbooks.language.data.reading import LineFaults, nothing_to_learn, read_lines
+
+    if args.file is None:
+        return
+    source = Path(args.file).name
+    faults = LineFaults(source)
+    lines = empty = 0
+    for line in read_lines(Path(args.file), args.layout, faults):
+        lines += 1
+        empty += line.is_empty
+        if not line.number % _LINES_BETWEEN_LOOKS:
+            check()
+    faults.refuse()
+    if empty == lines:
+        raise nothing_to_learn(source, skipped=empty)
+
+
+@stage("language/tokenise", version=1, uses=("numpy", "tokenizers", "transformers"), foresee=look_through)
 def tokenise(job: StageContext, args: TokeniseArgs) -> Examples:
     """Read examples, write chats by the base's template, turn them into tokens and hold some out."""
     from stoker.cookbooks.language.bundled import data_lines
     from stoker.cookbooks.language.data.reading import LineFaults, read_lines, read_texts
 
+    # What is wrong with it is told before libraries load, which takes longer than reading it twice.
+    look_through(args, job.check)
     if args.file is not None:
         source = Path(args.file).name
         faults = LineFaults(source)
-        # What is wrong with it is told before libraries load, which takes longer than reading it twice.
-        for line in read_lines(Path(args.file), args.layout, faults):
-            if not line.number % _LINES_BETWEEN_LOOKS:
-                job.check()
-        faults.refuse()
         lines = read_lines(Path(args.file), args.layout, faults)
     elif args.bundled is not None:
         source, faults = args.bundled, LineFaults(args.bundled)
@@ -66,9 +86,14 @@ def tokenise(job: StageContext, args: TokeniseArgs) -> Examples:
     faults.refuse()
     examples = tokenising.made(source)
     facts = examples.facts
-    cut = f", {facts['cut']:,} cut at {facts['max_seq_len']:,} tokens" if facts["cut"] else ""
-    held = f" · {facts['held_out']:,} held out"
-    job.log(f"{facts['examples']:,} examples, {facts['tokens']:,} tokens{cut}{held}")
+    job.tell(_told(facts))
     for note in facts["notes"]:
         job.log(note)
     return job.save(Examples, examples)
+
+
+def _told(facts: ExampleFacts) -> str:
+    cut = f", {facts['cut']:,} cut at {facts['max_seq_len']:,} tokens" if facts["cut"] else ""
+    percent = 100 * facts["held_out"] / max(1, facts["examples"])
+    held = f"{percent:.0f} %" if percent >= 1 else f"{percent:.1g} %"
+    return f"{facts['examples']:,} examples, {facts['tokens']:,} tokens{cut} · {held} held out"

@@ -22,7 +22,11 @@ def same_base(args: LoraArgs, digests: Digests) -> str:
     deterministic=False,
     # The process that trains many may be lost by a fault of one; each goes on from its own checkpoint.
     retry=RetryPolicy(attempts=3, on=RetryOn.INTERRUPTED),
-    together=Together(run="stoker.cookbooks.language.company.running:run_company", key=same_base),
+    together=Together(
+        run="stoker.cookbooks.language.company.running:run_company",
+        key=same_base,
+        fits="stoker.cookbooks.language.asking:what_fits",
+    ),
 )
 def train_lora(job: StageContext, examples: Examples, args: LoraArgs) -> Adapter:
     """Train an adapter, update by update; several over one base in one process."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -13,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cookbooks.language import bundled
-from stoker.cookbooks.language.bases import base_word, find_base, read_base
+from stoker.cookbooks.language import bases, bundled
+from stoker.cookbooks.language.bases import base_word, read_base
 from stoker.cookbooks.language.bundled import TinyShape, bundled_base, data_lines, write_base
-from stoker.cookbooks.language.safetensors_header import read_header
-from stoker.model.errors import BadInput, NoPermission
+from stoker.cookbooks.language.finding import find_base, lacking, outline_of
+from stoker.cookbooks.language.safetensors_header import Header, read_header
+from stoker.model.errors import BadInput, Damaged, NoPermission, NoSpace, StokerError
 from stoker.plan.surroundings import Surroundings, surrounded_by
 
 
@@ -26,9 +28,10 @@ def base(tmp_path) -> Path:
     return write_base(tmp_path / "base")
 
 
-def _why(folder: Path) -> str:
-    with pytest.raises(BadInput) as raised:
+def _why(folder: Path, kind: type[StokerError] = BadInput) -> str:
+    with pytest.raises(kind) as raised:
         find_base(str(folder))
+    assert raised.value.hint
     assert "\n" not in raised.value.message
     return raised.value.message
 
@@ -161,11 +164,12 @@ def _with_header(told: object) -> bytes:
         (_with_header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}), "and its header promises"),
         (_with_header({"a": {"dtype": "F32", "shape": [1] * 65, "data_offsets": [0, 4]}}), "of 'a' makes no sense"),
         (_with_header({"a": {"dtype": "X", "shape": [2], "data_offsets": [0, 2**66]}}), "of 'a' makes no sense"),
+        (_with_header({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}), "'a' and what lies before it"),
     ],
 )
 def test_a_damaged_weight_file_is_named(base, content, words):
     (base / "model.safetensors").write_bytes(content)
-    message = _why(base)
+    message = _why(base, Damaged)
     assert "model.safetensors is damaged: " in message
     assert words in message
 
@@ -176,18 +180,41 @@ def test_what_would_never_end_or_never_begin_is_not_read(base, name):
     (base / name).unlink(missing_ok=True)
     os.mkfifo(base / name)
     # Beside an index that is none, the one file with weights counts.
-    assert read_base(base) if name.endswith(".index.json") else f"{name} " in _why(base)
+    assert read_base(base) if name.endswith(".index.json") else f"{name} " in _why(base, StokerError)
 
 
-def test_of_many_files_that_are_missing_few_are_named(base):
+def test_of_many_files_that_are_missing_or_damaged_few_are_named_and_none_is_looked_for(base, monkeypatch):
     named = {str(one): f"{one}.safetensors" for one in range(1000)}
     (base / "model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
-    assert "0.safetensors, 1.safetensors, 10.safetensors and 997 more are missing" in _why(base)
+    for one in range(995, 1000):
+        (base / f"{one}.safetensors").touch()
+    asked: list[Path] = []
+
+    def ask(path: Path) -> Header:
+        asked.append(path)
+        return read_header(path)
+
+    monkeypatch.setattr(bases, "read_header", ask)
+    message = _why(base)
+    assert "0.safetensors, 1.safetensors, 10.safetensors and 992 more are missing; 995.safetensors is dam" in message
+    assert message.endswith("997.safetensors is damaged: it has 0 bytes, too few for a header and 2 more")
+    assert len(asked) == 5
+
+
+def test_a_file_that_an_index_names_is_shown_and_not_obeyed(base):
+    named = {"a": "\x1b[2Jx" + "y" * 1000}
+    (base / "model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
+    message = _why(base)
+    assert message.isprintable()
+    assert len(message) < 300
 
 
 def test_a_weight_file_that_was_cut_off_is_damaged(base):
     os.truncate(base / "model.safetensors", 100_000)
-    assert "model.safetensors is damaged: it has 100,000 bytes" in _why(base)
+    assert "model.safetensors is damaged: it has 100,000 bytes" in _why(base, Damaged)
+    # What else is wrong has to change first.
+    _say(base, model_type="other")
+    assert "model.safetensors is damaged" in _why(base)
 
 
 @pytest.mark.parametrize("named", [{}, {"weight_map": {}}, {"weight_map": {"a": "../x"}}, {"weight_map": {"a": 1}}, []])
@@ -222,6 +249,40 @@ def test_a_model_of_the_hub_is_found_in_its_cache(tmp_path):
         assert raised.value.hint == "stoker fetch org/name"
 
 
+def _next(text: str) -> tuple[str, ...]:
+    lack = lacking(text, "base")
+    return () if lack is None else lack.names
+
+
+def test_what_the_hub_may_have_of_a_base_is_said_small_files_first_and_nothing_of_what_is_refused_anyway(
+    tmp_path, monkeypatch
+):
+    commit = "0123456789" * 4
+    with surrounded_by(Surroundings(hub_cache=lambda: str(tmp_path))):
+        first = lacking("org/name@v1", "base")
+        assert first is not None
+        assert (first.repo, "*.json" in first.names, "model.safetensors" in first.names) == ("org/name@v1", True, False)
+        assert outline_of("org/name@v1") is None
+        repo = tmp_path / "models--org--name"
+        folder = write_base(repo / "snapshots" / commit)
+        (repo / "refs").mkdir()
+        (repo / "refs" / "v1").write_text(commit)
+        assert lacking("org/name@v1", "base") is None
+        (folder / "model.safetensors").unlink()
+        assert _next("org/name@v1") == ("model.safetensors.index.json", "model.safetensors")
+        outline = outline_of("org/name@v1")
+        assert outline is not None
+        assert outline.positions == 2048
+        (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "one.safetensors"}}')
+        assert _next("org/name@v1") == ("one.safetensors",)
+        _say(folder, model_type="other")
+        assert lacking("org/name@v1", "base") is None
+        assert lacking("tiny", "base") is lacking(str(tmp_path), "base") is lacking("./org/name", "base") is None
+        (tmp_path / "models").mkdir()
+        monkeypatch.chdir(tmp_path)
+        assert lacking("models/name", "base") is None
+
+
 @pytest.mark.parametrize("revision", ["../../../outside", "{folder}"])
 def test_a_revision_leads_nowhere_outside_of_the_cache(base, tmp_path, revision):
     shutil.copytree(base, tmp_path / "outside")
@@ -247,6 +308,23 @@ def test_a_bundled_base_is_made_once_and_mended(tmp_path, monkeypatch):
     assert folder.parent.stat().st_mode & 0o777 == 0o700
 
 
+def test_a_bundled_base_for_which_there_is_no_room_is_told_and_leaves_nothing_half(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    plain = os.write
+
+    def full(descriptor: int, data: bytes) -> int:
+        if len(data) > 10_000:
+            raise OSError(errno.ENOSPC, "no space")
+        return plain(descriptor, data)
+
+    monkeypatch.setattr("os.write", full)
+    monkeypatch.setattr("os.pwrite", lambda descriptor, data, _at: full(descriptor, data))
+    with pytest.raises(NoSpace, match=r"model\.safetensors"):
+        bundled_base("tiny")
+    left = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
+    assert left == ["config.json", "generation_config.json"]
+
+
 def test_a_bundled_base_is_never_read_from_somebody_elses_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "elsewhere").mkdir()
@@ -268,7 +346,7 @@ def test_bundled_data_is_made_of_distinct_lines(name):
 
 def test_a_base_is_looked_through_without_heavy_libraries():
     code = (
-        "import sys; from stoker.cookbooks.language.bases import find_base; find_base('tiny');"
+        "import sys; from stoker.cookbooks.language.finding import find_base; find_base('tiny');"
         "sys.exit(bool({'torch', 'numpy', 'transformers', 'safetensors'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +9,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stoker.cookbooks.language.bundled import bundled_base  # noqa: E402
+from stoker.cookbooks.language.bundled import TinyShape, bundled_base, write_base  # noqa: E402
 from stoker.cookbooks.language.engine.adapters import Adapter, AdapterSpec, fresh_adapter  # noqa: E402
 from stoker.cookbooks.language.engine.bases import Base, load_base  # noqa: E402
 from stoker.cookbooks.language.engine.slots import Slots  # noqa: E402
+from stoker.cookbooks.language.finding import find_base, is_another_base  # noqa: E402
 from stoker.cookbooks.language.peft_layout import read_adapter, write_adapter  # noqa: E402
+from stoker.model.errors import ArgsFaults, BadInput  # noqa: E402
+from stoker.model.frozen import changed  # noqa: E402
 from tests.unit.cookbooks.language.walked_language import compiled, run_node  # noqa: E402
 
 TOKENS = torch.tensor([[5, 80, 13, 200, 7, 7, 91]])
@@ -78,3 +83,133 @@ def test_a_model_is_kept_in_the_width_that_is_asked_for(tmp_path, base):
     plan = compiled("merge", adapter=str(folder), dtype="bfloat16")
     model = run_node(plan, "merge_weights", tmp_path)
     assert {one.dtype for one in load_file(model.path / "model.safetensors").values()} == {torch.bfloat16}
+
+
+CONFIGS: dict[str, object] = {
+    "r": 10**18,
+    "lora_alpha": 10**400,
+    "lora_dropout": [1],
+    "peft_type": "\x1b[2J" + "x" * 10_000,
+    "rank_pattern": {"x" * 10_000: 1},
+}
+
+
+@pytest.mark.parametrize("key", CONFIGS)
+def test_a_config_that_a_stranger_wrote_is_refused_before_anything_runs(tmp_path, base, key):
+    folder = written(trained(base), tmp_path / "adapter")
+    config = folder / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {key: CONFIGS[key]}))
+    with pytest.raises(ArgsFaults, match=rf"adapter_config\.json: .*{key}") as refused:
+        compiled("merge", adapter=str(folder))
+    assert len(str(refused.value)) < 1000
+    assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize("text", ['{"peft_type":"LORA","r":4,"lora_alpha":1e999}', "[" * 100_000, ""])
+def test_json_that_a_stranger_wrote_is_no_trouble(tmp_path, base, text):
+    folder = written(trained(base), tmp_path / "adapter")
+    (folder / "adapter_config.json").write_text(text)
+    with pytest.raises(ArgsFaults, match="adapter_config"):
+        compiled("merge", adapter=str(folder))
+
+
+def test_the_folder_of_a_sweep_is_no_adapter_and_its_best_is_named(tmp_path, base):
+    (tmp_path / "tries").mkdir()
+    written(trained(base), tmp_path / "tries" / "best")
+    with pytest.raises(ArgsFaults) as refused:
+        compiled("merge", adapter=f"{tmp_path / 'tries'}/")
+    assert [one.hint for one in refused.value.faults] == [f"adapter={tmp_path / 'tries'}/best is one"]
+
+
+def test_a_config_that_never_ends_is_not_read(tmp_path, base):
+    folder = written(trained(base), tmp_path / "adapter")
+    (folder / "adapter_config.json").unlink()
+    (folder / "adapter_config.json").symlink_to("/dev/zero")
+    with pytest.raises(ArgsFaults, match="it is no file"):
+        compiled("merge", adapter=str(folder))
+
+
+def test_pickled_weights_are_not_opened(tmp_path, base):
+    folder = written(trained(base), tmp_path / "adapter")
+    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
+    with pytest.raises(ArgsFaults, match=r"adapter_model\.bin may run anything"):
+        compiled("merge", adapter=str(folder))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (lambda tensors: {name.replace("s.0.", "s.00."): one for name, one in tensors.items()}, "layers.00"),
+        (lambda tensors: {name: one.long() for name, one in tensors.items()}, "holds 'I64'"),
+    ],
+)
+def test_weights_that_are_no_adapters_are_refused_before_anything_runs(tmp_path, base, changed, words):
+    from safetensors.torch import load_file, save_file
+
+    folder = written(trained(base), tmp_path / "adapter")
+    file = folder / "adapter_model.safetensors"
+    save_file(changed(load_file(file)), file)
+    with pytest.raises(ArgsFaults, match=words):
+        compiled("merge", adapter=str(folder))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
+def test_a_sum_that_is_not_finite_is_no_model(tmp_path, base, value):
+    adapter = trained(base)
+    adapter.weights["model.layers.1.self_attn.o_proj"][1][0, 0] = value
+    adapter.weights["model.layers.1.self_attn.o_proj"][0][0, 0] = 3e38
+    folder = written(adapter, tmp_path / "adapter")
+    with pytest.raises(BadInput, match=r"model\.layers\.1\.self_attn\.o_proj\.weight is not finite in float32"):
+        run_node(compiled("merge", adapter=str(folder)), "merge_weights", tmp_path)
+
+
+def test_integers_in_a_file_of_weights_stay_and_decide_nothing(tmp_path, base):
+    from safetensors.torch import load_file, save_file
+
+    strange = tmp_path / "strange"
+    shutil.copytree(bundled_base("tiny"), strange)
+    places = torch.arange(1000)
+    save_file({"a.places": places, **load_file(strange / "model.safetensors")}, strange / "model.safetensors")
+    folder = written(trained(base), tmp_path / "adapter")
+    plan = compiled("merge", adapter=str(folder), base=str(strange))
+    merged = load_file(run_node(plan, "merge_weights", tmp_path).path / "model.safetensors")
+    assert torch.equal(merged.pop("a.places"), places)
+    assert {one.dtype for one in merged.values()} == {torch.float32}
+
+
+def test_another_base_than_the_adapter_names_is_told_and_another_way_to_the_same_is_not(tmp_path, base):
+    folder = written(trained(base), tmp_path / "adapter")
+    other = write_base(tmp_path / "other", TinyShape(seed=1))
+    copied = write_base(tmp_path / "copied")
+
+    def told(name: str, **given: str) -> list[str]:
+        said: list[dict[str, Any]] = []
+        run_node(compiled("merge", adapter=str(folder), **given), "merge_weights", tmp_path / name, said=said)
+        return [one["told"] for one in said if "told" in one]
+
+    assert told("another", base=str(other)) == ["the adapter was trained over tiny, this is other"]
+    assert told("same", base="tiny") == told("copy", base=str(copied)) == []
+
+
+@pytest.mark.parametrize(
+    ("told", "name", "is_another"),
+    [
+        ("org/name", "org/name@main", False),
+        ("org/name", "org/other", True),
+        ("other/name", "org/name", True),
+        ("org/name", "name", False),
+        ("/models/name/", "org/name", False),
+        ("/models/name", "other", True),
+        ("org/name", "a" * 40, False),
+        ("", "name", False),
+        (None, "name", False),
+    ],
+)
+def test_names_of_bases_are_compared_as_far_as_they_are_known(told, name, is_another):
+    found = changed(find_base("tiny"), name=name)
+    assert is_another_base(told, found) is is_another
+
+
+def test_a_base_that_is_none_cant_be_merged(tmp_path, base):
+    with pytest.raises(ArgsFaults, match=r"can't be merged: it has no config\.json"):
+        compiled("merge", base=str(tmp_path), adapter=str(written(trained(base), tmp_path / "adapter")))

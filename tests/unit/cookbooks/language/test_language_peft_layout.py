@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("peft")
 
 from stoker.cookbooks.language.bundled import TinyShape, write_base  # noqa: E402
 from stoker.cookbooks.language.engine.adapters import AdapterSpec, fresh_adapter  # noqa: E402
@@ -15,6 +15,8 @@ from stoker.cookbooks.language.engine.bases import load_base  # noqa: E402
 from stoker.cookbooks.language.engine.slots import Slots  # noqa: E402
 from stoker.cookbooks.language.peft_layout import read_adapter, write_adapter  # noqa: E402
 
+# Not imported before it is used: whoever only collects tests would wait for it.
+pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="there is no PEFT here")
 TOKENS = torch.tensor([[5, 80, 13, 200, 7, 7, 91]])
 
 

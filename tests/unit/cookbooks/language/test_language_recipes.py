@@ -11,8 +11,10 @@ import pytest
 from stoker.cookbooks.language import COOKBOOK
 from stoker.cookbooks.language.bundled import TinyShape, bundled_base, write_base
 from stoker.cookbooks.language.train_lora import train_lora
+from stoker.hardware.admission import Admitted, Memory, NotNow, admit
 from stoker.model import json_text
 from stoker.model.frozen import changed
+from stoker.plan.admitting import hint_of_less
 from stoker.plan.authoring import ArgsFaults
 from stoker.plan.code_identity import CodeIdentity
 from stoker.plan.distributions import missing_of
@@ -100,6 +102,13 @@ def test_everything_that_is_wrong_is_told_at_once():
     assert set(faults_of("full", base="nowhere", data="gone.jsonl")) == {"base", "data"}
 
 
+def test_a_base_that_comes_by_itself_is_no_fault_beside_others():
+    assert set(faults_of("lora", base="org/name", data="gone.jsonl")) == {"base", "data"}
+    with surrounded_by(Surroundings(fetches=lambda: True)):
+        assert set(faults_of("lora", base="org/name", data="gone.jsonl")) == {"data"}
+        assert set(faults_of("lora", base="org/name")) == {"base"}
+
+
 def test_an_empty_file_is_no_data(tmp_path):
     (tmp_path / "empty.jsonl").touch()
     assert "is empty" in faults_of("lora", data=str(tmp_path / "empty.jsonl"))["data"]
@@ -153,6 +162,46 @@ def test_what_no_device_could_ever_hold_is_refused_with_numbers_and_what_would_f
     assert "Small Card has 1.0 GiB" in told
     assert "would fit: batch=" in told
     assert "max_seq_len=" in told
+
+
+def on_a_machine_of(total_bytes: int, hub: Path) -> Surroundings:
+    memory = Memory(total_bytes=total_bytes, available_bytes=total_bytes // 2)
+    return changed(Surroundings(), memory=lambda: memory, hub_cache=lambda: str(hub))
+
+
+def test_what_the_machine_s_own_memory_could_never_hold_is_refused_alike(tmp_path: Path):
+    with surrounded_by(on_a_machine_of(2 << 30, tmp_path)):
+        told = faults_of("lora", batch=64, max_seq_len=2048)["base"]
+        assert compiled("lora").node("train_lora").asks is not None
+        # Where a GPU computes, that memory is not asked for.
+        assert compiled("lora", batch=64, max_seq_len=2048, gpus=1).node("train_lora").asks is not None
+    assert "one adapter takes " in told
+    assert "this machine has 1.8 GiB (of 2.0 GiB, the rest stays with the machine; 819.2 MiB of it free now)" in told
+    assert "would fit: batch=" in told
+    assert "max_seq_len=" in told
+
+
+def test_bases_that_would_fit_are_named_where_nothing_but_another_one_helps(tmp_path: Path):
+    large = write_base(tmp_path / "large", TinyShape(hidden=256, inner=512))
+    cached = tmp_path / "hub" / "models--lab--small"
+    write_base(cached / "snapshots" / ("c" * 40), TinyShape(layers=1))
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("c" * 40)
+    with surrounded_by(on_a_machine_of(582 << 20, tmp_path / "hub")):
+        told = faults_of("lora", base=str(large), rank=1, batch=1, max_seq_len=64)["base"]
+    assert "would fit: base=tiny takes " in told
+    assert "base=lab/small takes " in told
+
+
+def test_what_a_stage_computes_in_is_settled_before_its_key_is_made():
+    def widths(**given: Any) -> set[str]:
+        plans = (compiled(name, samples=["x"], **given) for name in ("lora", "full"))
+        return {node.args["dtype"] for plan in plans for node in plan.nodes if "dtype" in node.args}
+
+    assert widths(gpus=0) == widths(gpus=1, dtype="float32") == {"float32"}
+    assert widths(gpus=1) == widths(gpus=0, dtype="bfloat16") == {"bfloat16"}
+    with surrounded_by(changed(Surroundings(), count_gpus=lambda: 1)):
+        assert widths() == {"bfloat16"}
 
 
 def test_completing_prompts_asks_for_one_row_and_shares_no_process():
@@ -310,3 +359,15 @@ def test_a_folder_that_is_no_adapter_or_of_another_base_is_refused(tmp_path):
     write_adapter(tmp_path / "adapter", spec, fresh_adapter(shape, spec).weights, base_name="deeper")
     told = faults_of("merge", adapter=str(tmp_path / "adapter"))["adapter"]
     assert "it stands beside model.layers.2.self_attn.q_proj, which tiny has not" in told
+
+
+def test_where_memory_is_short_for_now_the_numbers_that_would_fit_are_told():
+    node = compiled("lora", batch=64, max_seq_len=2048).node("train_lora")
+    memory = Memory(total_bytes=8 << 30, available_bytes=1700 << 20)
+    short = admit(node.needs.memory_bytes, memory)
+    assert isinstance(short, NotNow)
+    hint = hint_of_less(node, short)
+    assert hint.startswith("close what holds memory, or ask less of it: batch=")
+    fitting = int(hint.partition("batch=")[2].partition(" ")[0])
+    needs = compiled("lora", batch=fitting, max_seq_len=2048).node("train_lora").needs
+    assert isinstance(admit(needs.memory_bytes, memory), Admitted)

@@ -62,6 +62,10 @@ def test_a_file_of_an_older_program_has_less_in_it(tmp_path):
         ('{"epoch": "three"}', "epoch is not what a checkpoint says"),
         ('{"epoch": 1, "val_loss": "low", "label": 5}', "val_loss, label are not"),
         ('{"epoch": true}', "epoch is not"),
+        ('{"epoch": 1, "val_loss": 1' + "0" * 400 + "}", "val_loss is not"),
+        ('{"epoch": 1, "alpha": 1' + "0" * 400 + "}", "alpha is not"),
+        ('{"epoch": -1, "rank": 1e300}', "rank, epoch are not"),
+        ("[" * 100_000, "nested too deeply"),
     ],
 )
 def test_what_is_no_checkpoint_is_refused_with_its_place(tmp_path, text, message):
@@ -102,3 +106,9 @@ def test_perplexity_is_the_exponent_of_the_loss():
 def test_what_lies_beyond_six_digits_is_noise():
     assert significant(1.23456789) == 1.23457
     assert significant(math.inf) == math.inf
+
+
+def test_what_is_no_file_is_not_read(tmp_path):
+    (tmp_path / METADATA).symlink_to("/dev/zero")
+    with pytest.raises(BadInput, match="it is no file"):
+        read_metadata(tmp_path)

@@ -55,6 +55,11 @@ def test_no_more_tokens_are_made_than_asked_for_or_than_the_model_reads():
     assert sampler(longest=1).complete("xa", is_chat=False)["completion"] == ""
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 0.01])
+def test_next_to_no_temperature_is_none(temperature):
+    assert sampler(temperature=temperature).complete("a", is_chat=False)["completion"] == "bcd"
+
+
 def test_a_chance_is_drawn_from_the_seed_alone():
     def even(tokens: Any) -> Any:
         return torch.where(torch.arange(260) < 200, 0.0, -1e9)[None]

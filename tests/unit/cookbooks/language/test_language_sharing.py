@@ -14,8 +14,10 @@ from stoker.cookbooks.language.recipes import lora
 from stoker.cookbooks.language.sharing import shared_by_lora
 from stoker.cookbooks.language.train_lora import same_base
 from stoker.model.digests import digest_bytes
-from stoker.model.errors import BadInput
+from stoker.model.errors import ArgsFaults, BadInput
+from stoker.model.frozen import changed
 from stoker.plan.sharing import SharedBase
+from stoker.plan.surroundings import Surroundings, surrounded_by
 
 
 def digest_of(path: str) -> str:
@@ -37,12 +39,23 @@ def base(tmp_path: Path) -> Path:
     return write_base(tmp_path / "base", TinyShape(seed=3))
 
 
-def test_the_word_at_submission_is_the_one_by_which_attempts_find_their_company(base: Path):
-    args = args_of(base, rank=4)
-    node = next(one for one in lora.compile(args).nodes if one.stage.together is not None)
+def word_of_attempt(base: Path, **given: Any) -> str:
+    node = next(one for one in lora.compile(args_of(base, rank=4, **given)).nodes if one.stage.together is not None)
     settings = node.stage.args.make(node.args)
     digests = {"base_files": tuple(digest_of(path) for path in settings.base_files)}
-    assert shared(base).word == same_base(settings, digests)
+    return same_base(settings, digests)
+
+
+@pytest.mark.parametrize("given", [{"gpus": 0}, {"gpus": 1}, {"dtype": "float32"}, {"dtype": "bfloat16"}])
+def test_the_word_at_submission_is_the_one_by_which_attempts_find_their_company(base: Path, given: dict[str, Any]):
+    assert shared(base, **given).word == word_of_attempt(base, **given)
+
+
+def test_who_may_run_anywhere_has_the_word_of_attempts_on_a_device_whatever_is_here(base: Path):
+    # A worker tells the attempt what it was given: only there bases are looked for by their word.
+    assert shared(base).word == word_of_attempt(base, gpus=1)
+    with surrounded_by(changed(Surroundings(), count_gpus=lambda: 4)):
+        assert shared(base).word == word_of_attempt(base)
 
 
 def test_a_base_has_its_word_wherever_it_lies_and_another_one_has_another(base: Path, tmp_path: Path):
@@ -80,6 +93,48 @@ def test_config_alone_says_how_large_a_base_is_that_is_fetched_elsewhere(base: P
     assert [getattr(seen, name) for name in sizes] == [getattr(whole, name) for name in sizes]
 
 
+def test_a_base_that_is_elsewhere_is_judged_by_its_own_config_and_not_by_what_stands_in_its_place(tmp_path: Path):
+    large = write_base(tmp_path / "large", TinyShape(hidden=256, heads=4, kv_heads=2))
+    (tmp_path / "seen").mkdir()
+    shutil.copy(large / "config.json", tmp_path / "seen")
+    assert shared(tmp_path / "seen", rank=100).member_bytes
+    with pytest.raises(ArgsFaults) as caught:
+        shared(tmp_path / "seen", rank=200, max_seq_len=10_000)
+    assert [one.where for one in caught.value.faults] == ["language/lora.max_seq_len", "language/lora.rank"]
+    said = args_of("tiny", rank=100, max_seq_len=10_000, targets=["other"])
+    with surrounded_by(Surroundings(stand_ins=frozenset({"base"}))):
+        assert lora.compile(said).nodes
+    with pytest.raises(ArgsFaults):
+        lora.compile(said)
+
+
 def test_what_is_no_base_is_refused(tmp_path: Path):
     with pytest.raises(BadInput):
         shared(tmp_path)
+    for text in ("{", "[]", "[" * 100_000, '{"model_type": "other"}'):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(BadInput, match="this base can't be trained: its"):
+            shared(tmp_path)
+
+
+def test_people_are_told_how_large_a_base_is_and_whence(base: Path):
+    assert shared(base).about == "base base, 423.3 KiB"
+    assert shared("tiny").about == "base tiny, 423.3 KiB, bundled"
+
+
+def test_weights_out_of_the_hubs_cache_are_held_against_the_sha256_they_are_named_by(tmp_path: Path):
+    folder = write_base(tmp_path / "models--org--name" / "snapshots" / ("c" * 40))
+    weights, blobs = folder / "model.safetensors", tmp_path / "models--org--name" / "blobs"
+    blobs.mkdir()
+    blob = blobs / digest_of(str(weights))
+    weights.rename(blob)
+    weights.symlink_to(blob)
+    hub = changed(Surroundings(), hub_cache=lambda: str(tmp_path))
+    (tmp_path / "models--org--name" / "refs").mkdir()
+    (tmp_path / "models--org--name" / "refs" / "main").write_text("c" * 40)
+    with surrounded_by(hub):
+        assert shared("org/name").about == "base org/name, 423.3 KiB, sha256 ✓, from the hub's cache"
+        content = bytearray(blob.read_bytes())
+        content[-1] ^= 1
+        blob.write_bytes(content)
+        assert "sha256 ✗ (model.safetensors)" in shared("org/name").about

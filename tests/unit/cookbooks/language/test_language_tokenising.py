@@ -13,7 +13,7 @@ from stoker.cookbooks.language.bundled import TinyShape, bundled_base, data_line
 from stoker.cookbooks.language.data.reading import LineFaults, read_texts
 from stoker.cookbooks.language.kinds import Examples
 from stoker.cookbooks.language.tokenise import TokeniseArgs, layout_of, tokenise
-from stoker.plan.authoring import InputPath, StageContext, StageInputError
+from stoker.plan.authoring import InputPath, StageContext, StageInputError, TemplateFailed
 from stoker.plan.stage import perform
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -131,11 +131,22 @@ def test_a_template_that_hides_part_of_a_turn_still_shows_where_it_begins(tokeni
     assert _learned(tokenizer, made) == "<think>y</think>no"
 
 
-def test_what_a_template_refuses_is_told_with_its_line(tokenizer):
-    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(StageInputError) as raised:
-        _made(tokenizer, {"text": "fine"}, _chat("s", "u", "a"))
-    assert raised.value.message == "train.jsonl:2: the chat template refuses it: roles must alternate"
+@pytest.mark.parametrize(
+    ("template", "said", "hint"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate", "change the conversation, or"),
+        ("{{ messages[0].nothing.there }}", "UndefinedError: 'dict object' has no attribute 'nothing'", "mend the"),
+        ("a\n{% if %}", "TemplateSyntaxError: Expected an expression, got 'end of statement block' (its line 2)", "me"),
+    ],
+)
+def test_a_template_that_fails_is_told_as_that_with_the_line_and_its_own_words(tokenizer, template, said, hint):
+    tokenizer.chat_template = template
+    lines = [{"text": "fine"}, _chat("s", "u", "a"), {"text": "fine"}, _chat("s", "u", "b")]
+    with pytest.raises(TemplateFailed) as raised:
+        _made(tokenizer, *lines)
+    begin = "the base's chat template does not write train.jsonl:2, nor another one (line 4): "
+    assert raised.value.message == begin + said
+    assert raised.value.hint.startswith(hint)
 
 
 def test_long_examples_are_cut_and_counted(tokenizer):
@@ -213,7 +224,7 @@ def test_the_stage_writes_what_the_kind_reads(folder, tmp_path):
     examples = _stage(folder, tmp_path / "out", said, bundled="sums", vocabulary=264).load()
     assert examples.facts["examples"] == 144
     assert examples.tokens.dtype == np.int32
-    assert any(one.get("log") == "144 examples, 2,297 tokens · 7 held out" for one in said)
+    assert {"told": "144 examples, 2,297 tokens · 5 % held out"} in said
 
 
 def test_the_stage_reads_a_users_file_and_tells_all_that_is_wrong(folder, tmp_path):

@@ -118,6 +118,11 @@ class Member:
         return Standing(slot=self.slot, turns=self.args.turns, updates=self.update, eval_loss=self.judged.last)
 
     @property
+    def kept_loss(self) -> float | None:
+        """The evaluation of the weights that are kept if it ends now: what it is ranked by."""
+        return self.judged.best if self.args.keep == "best" else self.judged.last
+
+    @property
     def epoch(self) -> int:
         """The epoch that its last update belongs to, from 1."""
         return max(1, -(-self.update // self.per_epoch))

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from stoker.cookbooks.language.company.capping import Cap, OnDevice
+from stoker.cookbooks.language.company.first_step import BEGINS, first_step_text, kernels_so_far
 from stoker.cookbooks.language.company.judging import is_evaluation_due, judge, should_stop
 from stoker.cookbooks.language.company.keeping import keep, recall
 from stoker.cookbooks.language.company.member import Member
@@ -31,7 +33,7 @@ from stoker.cookbooks.language.company.undisturbed import undisturbed
 from stoker.cookbooks.language.engine.adapters import Adapter, Optim, Pairs, fresh_adapter
 from stoker.cookbooks.language.engine.bases import Base, load_base
 from stoker.cookbooks.language.settings import LoraArgs
-from stoker.cookbooks.language.settled import device_of, dtype_on
+from stoker.cookbooks.language.settled import device_of
 from stoker.host.durable import translated
 from stoker.model.clock import Clock, SystemClock
 from stoker.model.errors import Cancelled, StageDiverged
@@ -69,6 +71,7 @@ class _Running:
         self._watches: dict[int, _Watch] = {}
         self._device, told = device_of(company.devices)
         self._notes = [told] if told else []
+        self._cap = Cap(None if self._device == "cpu" else OnDevice())
         self._stepping = Stepping(is_gpu=self._device != "cpu", tell=self._tell_all)
         self._step = 0
 
@@ -76,7 +79,7 @@ class _Running:
         company = self._company
         try:
             while not company.is_over:
-                self._admit(company.arrivals(0.0 if self._members else _WAIT_S))
+                self._admit(self._arrivals(0.0 if self._members else _WAIT_S))
                 if self._members:
                     with undisturbed():
                         self._one_step()
@@ -84,15 +87,24 @@ class _Running:
             for member in list(self._members.values()):
                 self._keep(member)
             raise
+        finally:
+            # The base's memory goes now, not when the collector comes by.
+            self._places = None
 
     # Coming
+
+    def _arrivals(self, wait_s: float) -> list[Seat]:
+        seats = self._company.arrivals(wait_s)
+        # Before anything of theirs is held, and after others have left.
+        self._cap.follow(self._company.ceiling_bytes)
+        return seats
 
     def _admit(self, seats: list[Seat]) -> None:
         if seats and self._places is None:
             with suppress(Exception):
                 # Whoever has come meanwhile is seated at the same time; what is wrong with the base is told below.
                 self._opened(seats[0].args)
-            seats = [*seats, *self._company.arrivals(0.0)]
+            seats = [*seats, *self._arrivals(0.0)]
         newcomers: dict[int, tuple[Adapter, Optim]] = {}
         begun: dict[int, Member] = {}
         for seat in seats:
@@ -133,7 +145,7 @@ class _Running:
         if self._places is None:
             if args.threads is not None:
                 torch.set_num_threads(min(args.threads, os.cpu_count() or 1))
-            base = load_base(Path(args.base), device=self._device, dtype=dtype_on(self._device, args.dtype))
+            base = load_base(Path(args.base), device=self._device, dtype=args.dtype)
             self._places = Places(base)
         return self._places
 
@@ -155,7 +167,7 @@ class _Running:
             adapter.weights = kept.state["model"]
             opt = kept.state["opt"]
             adapter.first, adapter.second, adapter.steps = opt["first"], opt["second"], opt["steps"]
-            seat.job.log(f"goes on after update {member.update} of {member.updates}")
+            seat.job.tell(f"goes on after update {member.update} of {member.updates}", at_once=True)
         return member, adapter
 
     # Training
@@ -163,6 +175,10 @@ class _Running:
     def _one_step(self) -> None:
         for member in list(self._members.values()):
             self._of(member, member.seat.job.check)
+        entered_s = self._clock.monotonic_s()
+        is_first = self._step == 0 and self._device != "cpu"
+        if is_first:
+            self._tell_all(BEGINS)
         self._evaluate([m for m in self._members.values() if m.update == 0 and m.before is None and m.held_out])
         turn = whose_turn(self._step, [member.standing for member in self._members.values()])
         self._step += 1
@@ -176,8 +192,8 @@ class _Running:
             for slot in stepped.done:
                 chosen[slot].prepare()
         finished = {slot: (tally.loss, tally.is_finite) for slot, tally in stepped.done.items()}
-        if self._step == 1 and self._device != "cpu":
-            self._tell_all(f"the first step, compiling included, took {self._clock.monotonic_s() - begun_s:.1f} s")
+        if is_first:
+            self._tell_all(first_step_text(self._clock.monotonic_s() - entered_s, kernels_so_far()))
         for slot, error in stepped.failed.items():
             self._part(chosen[slot], error)
         self._share_cost(stepped.done, self._clock.monotonic_s() - begun_s)
@@ -277,8 +293,9 @@ class _Running:
         counted_s = now_s - watch.counted_s
         if counted_s > 0:
             metrics["tokens_per_s"] = watch.tokens / counted_s
-        if was_evaluated and member.judged.last is not None:
-            metrics["eval_loss"] = member.judged.last
+        judged = member.kept_loss if ends else member.judged.last
+        if was_evaluated and judged is not None:
+            metrics["eval_loss"] = judged
         if ends:
             metrics["cost_s"] = member.cost_s
             if self._device != "cpu":
@@ -342,7 +359,7 @@ class _Running:
 
     def _tell_all(self, text: str) -> None:
         for member in self._members.values():
-            member.seat.job.log(text)
+            member.seat.job.tell(text)
 
 
 def _diverged(verdict: GiveUp, update: int) -> StageDiverged:

@@ -70,6 +70,7 @@ class Stepping:
         self._costs = _ON_GPU if is_gpu else _ON_CPU
         self._kept: dict[int, Shape] = {}
         self._shapes: dict[int, Shape] = {}
+        self._unrecorded = ""
 
     def keep_place(self, slot: int) -> None:
         """Go on showing nothing to a slot whose member failed, so that the others' passes have the shape they had."""
@@ -99,9 +100,10 @@ class Stepping:
                 done |= failure.done
                 pending = {slot: one for slot, one in pending.items() if slot not in failure.done}
                 slots.forget(tuple(pending))
-                singly = self._recover(failure, pending, failed) or singly
+                singly = self._recover(slots, failure, pending, failed) or singly
             else:
                 break
+        self._note_unrecorded(slots)
         return Stepped(done=done, failed=failed)
 
     def evaluate(self, slots: Slots, members: Mapping[int, Member]) -> Evaluated:
@@ -114,7 +116,7 @@ class Stepping:
             try:
                 losses = self._score(slots, pending, singly=singly)
             except _PassFailed as failure:
-                singly = self._recover(failure, pending, failed) or singly
+                singly = self._recover(slots, failure, pending, failed) or singly
             else:
                 break
         return Evaluated(losses={slot: losses[slot] for slot in pending}, failed=failed)
@@ -197,35 +199,49 @@ class Stepping:
             self._shapes.update(dict.fromkeys((slot for slot in one.slots if slot in batches), padded))
         return passes
 
-    def _recover(self, failure: _PassFailed, pending: dict[int, Any], failed: dict[int, Exception]) -> bool:
+    def _recover(
+        self, slots: Slots, failure: _PassFailed, pending: dict[int, Any], failed: dict[int, Exception]
+    ) -> bool:
         """Make the next try likelier to succeed; says whether members are to be tried one by one."""
         one, error = failure.one, failure.error
         live = tuple(slot for slot in one.slots if slot in pending)
         self._kept.clear()
         if not is_out_of_memory(error):
             if _is_broken(error):
-                raise ProcessLost(f"the device no longer answers: {str(error).splitlines()[0]}") from error
+                raise ProcessLost(f"the device no longer answers: {_in_short(error)}") from error
             if len(live) > 1:
                 return True
             for slot in live:
                 pending.pop(slot)
                 failed[slot] = error
             return False
-        self._let_go(error)
+        if self._let_go(slots, error):
+            self._tell("memory ran short: recorded steps, which only save time, are let go of")
+            return False
         verdict = shrunk(Pass(slots=live, first=one.first, rows=one.rows, length=one.length))
         if isinstance(verdict, Hopeless):
             pending.pop(verdict.slot)
-            failed[verdict.slot] = OutOfMemory(verdict.why, hint="fewer tokens a row (max_seq_len), or a smaller rank")
+            hint = "fewer tokens a row (max_seq_len), or a smaller rank"
+            failed[verdict.slot] = OutOfMemory(f"{verdict.why}: {_in_short(error)}", hint=hint)
+            failed[verdict.slot].__cause__ = error
         else:
             self._costs = changed(self._costs, most_tokens=verdict.most_tokens)
-            self._tell(verdict.why)
+            self._tell(f"{verdict.why} ({_in_short(error)})")
         return False
 
-    def _let_go(self, error: BaseException) -> None:
-        # The frames of the pass that failed hold its activations.
+    def _note_unrecorded(self, slots: Slots) -> None:
+        """Tell once that steps are slower than they might be, and why."""
+        if slots.why_not_recorded != self._unrecorded:
+            self._unrecorded = slots.why_not_recorded
+            self._tell(f"a step could not be recorded, and runs plainly: {_in_short(self._unrecorded)}")
+
+    def _let_go(self, slots: Slots, error: BaseException) -> bool:
+        """Free what the failed pass held; says whether there was more to be freed than that."""
+        # The frames of the pass hold its activations.
         error.__traceback__ = None
         if self._is_gpu:
             torch.cuda.empty_cache()
+        return slots.let_go()
 
 
 class _PassFailed(Exception):
@@ -243,6 +259,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+
+
+def _in_short(error: object) -> str:
+    """Give the first two sentences of what it says: torch goes on with advice for programmers."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return ". ".join(line.split(". ")[:2]).removesuffix(".")
 
 
 def _is_broken(error: BaseException) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from stoker.cookbooks.language.data.reading import Line, Message
 from stoker.model.frozen import frozen
+from stoker.model.printable import first_line
 
 CHATML: Final = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -41,6 +42,15 @@ class Rendered:
     """The token that ends a text follows, and is learned."""
 
 
+class UnwrittenError(ValueError):
+    """What a chat template said instead of writing a conversation."""
+
+    def __init__(self, reason: str, *, is_refusal: bool) -> None:
+        super().__init__(reason)
+        self.is_refusal = is_refusal
+        """Its author foresaw such a conversation and does not want it; else the template itself is wrong."""
+
+
 class Chat:
     """One tokenizer's way to write lines."""
 
@@ -60,7 +70,7 @@ class Chat:
         return "tokenizer" if self._own else "chatml"
 
     def render(self, line: Line) -> Rendered:
-        """Write a line. `ValueError` says why the template can't."""
+        """Write a line. `UnwrittenError` says why the template can't."""
         if line.form == "messages":
             return self._conversation(line)
         text = line.text + line.completion
@@ -109,7 +119,7 @@ class Chat:
     def _try(self, messages: Sequence[Message], *, opens: bool) -> str | None:
         try:
             return self._written(messages, opens=opens)
-        except ValueError:
+        except UnwrittenError:
             return None
 
     def _tagged(self, messages: Sequence[Message]) -> list[Span]:
@@ -140,8 +150,17 @@ class Chat:
         try:
             return apply(plain, chat_template=self._own or CHATML, **how)
         except Exception as error:  # noqa: BLE001 - a template is a program, and raises what it likes
-            reason = str(error).strip().split("\n")[0] or type(error).__name__
-            raise ValueError(f"the chat template refuses it: {reason}") from None
+            raise _unwritten(error) from None
+
+
+def _unwritten(error: Exception) -> UnwrittenError:
+    from jinja2 import TemplateError
+
+    at = getattr(error, "lineno", None)
+    # What a template raises on purpose comes as the plainest of its errors.
+    is_refusal = type(error) is TemplateError
+    kind = "" if is_refusal else f"{type(error).__name__}: "
+    return UnwrittenError(f"{kind}{first_line(error)}{f' (its line {at})' if at else ''}", is_refusal=is_refusal)
 
 
 def _template_of(tokenizer: Any) -> str:

@@ -105,7 +105,16 @@ def read_lines(path: Path, layout: Layout, faults: LineFaults) -> Iterator[Line]
             _refuse_other_files(path.name, file)
             yield from _lines(file, layout, faults)
     except OSError as error:
-        raise StageInputError(f"{path.name} can't be read: {error.strerror}") from error
+        hint = "is it there, and yours to read?"
+        raise StageInputError(f"{path.name} can't be read: {error.strerror}", hint=hint) from error
+
+
+def nothing_to_learn(source: str, *, skipped: int, cut_at: int = 0) -> StageInputError:
+    """Say that a file has no example in it: so many lines with nothing to learn, or none at all; perhaps since cut."""
+    why = f"its {skipped:,} lines have nothing to learn in them" if skipped else "it has nothing but empty lines"
+    cut = f", cut at {cut_at:,} tokens" if cut_at else ""
+    hint = "a larger max_seq_len leaves more of them" if cut_at else f"one JSON object on each line, {_FORMS}"
+    return StageInputError(f"there is nothing to learn in {source}: {why}{cut}", hint=hint)
 
 
 def read_texts(texts: Iterable[str]) -> Iterator[Line]:
@@ -188,7 +197,7 @@ def _decoded(raw: bytes | None) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
-        raise BadLine(f"byte {error.start + 1} is not UTF-8") from None
+        raise BadLine(f"byte {error.start + 1} is not UTF-8: save the file as that") from None
 
 
 def _parsed(text: str) -> dict[str, Any]:

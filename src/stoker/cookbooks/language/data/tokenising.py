@@ -10,12 +10,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.cookbooks.language.data.chat import Chat, Rendered, TrainOn
+from stoker.cookbooks.language.data.chat import Chat, Rendered, TrainOn, UnwrittenError
 from stoker.cookbooks.language.data.examples import ExampleFacts, ExampleSet, Flags, Ints, Tokens
-from stoker.cookbooks.language.data.reading import Line, LineFaults
+from stoker.cookbooks.language.data.reading import Line, LineFaults, nothing_to_learn
 from stoker.cookbooks.language.data.shuffling import drawn_order
 from stoker.model.frozen import frozen
-from stoker.plan.authoring import StageInputError
+from stoker.model.printable import first_line
+from stoker.plan.authoring import StageInputError, TemplateFailed
 
 SPLIT_SEED: Final = 46
 """Decides what is held out: the same everywhere, so that evaluations can be compared."""
@@ -42,8 +43,9 @@ def open_tokenizer(folder: Path) -> Any:
     try:
         tokenizer = _class_for(folder).from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
     except Exception as error:  # a damaged file shows as whatever the library met first
-        reason = (str(error).strip() or type(error).__name__).split("\n")[0]
-        raise StageInputError(f"the tokenizer of {folder.name} can't be opened: {reason}") from error
+        hint = "fetch or copy the base again, or give one with a tokenizer.json"
+        message = f"the tokenizer of {folder.name} can't be opened: {first_line(error)}"
+        raise StageInputError(message, hint=hint) from error
     if not tokenizer.is_fast:
         raise StageInputError(
             f"the tokenizer of {folder.name} does not tell where in a text its tokens stand",
@@ -82,6 +84,10 @@ class Tokenising:
         self._trained: list[Flags] = []
         self._forms: Counter[str] = Counter()
         self._skipped: list[int] = []
+        self._unwritten: list[int] = []
+        """Lines that the chat template did not write."""
+        self._why: UnwrittenError | None = None
+        """What it said of the first of them."""
         self._cut = 0
 
     def take(self, lines: Iterable[Line], faults: LineFaults) -> Iterator[int]:
@@ -90,29 +96,25 @@ class Tokenising:
         characters = taken = 0
         for line in lines:
             taken += 1
-            rendered = self._rendered(line, faults)
-            if rendered is not None and not faults:
+            rendered = self._rendered(line)
+            if rendered is not None and not faults and not self._unwritten:
                 chunk.append(rendered)
                 characters += len(rendered.text)
             if len(chunk) >= _LINES_AT_ONCE or characters >= _CHARACTERS_AT_ONCE:
                 self._tokenise(chunk)
                 chunk, characters = [], 0
                 yield taken
-        if not faults:
+        if not faults and not self._unwritten:
             self._tokenise(chunk)
         yield taken
 
     def made(self, source: str) -> ExampleSet:
         """Give all examples. Raises `StageInputError` if there are none, or the model could not read them."""
+        self._refuse_unwritten(source)
         count = len(self._tokens)
         if not count:
-            why = (
-                f"its {len(self._skipped):,} lines have nothing to learn in them"
-                if self._skipped
-                else "it has nothing but empty lines"
-            )
-            cut = f", cut at {self._wanted.max_seq_len} tokens" if self._cut else ""
-            raise StageInputError(f"there is nothing to learn in {source}: {why}{cut}")
+            cut_at = self._wanted.max_seq_len if self._cut else 0
+            raise nothing_to_learn(source, skipped=len(self._skipped), cut_at=cut_at)
         tokens, trained = np.concatenate(self._tokens), np.concatenate(self._trained)
         starts = np.cumsum([0, *(len(one) for one in self._tokens)], dtype=np.int64)
         self._refuse_unknown(int(tokens.max()))
@@ -137,15 +139,33 @@ class Tokenising:
         )
         return ExampleSet(tokens=tokens, trained=trained, starts=starts, held_out=held_out, facts=facts)
 
-    def _rendered(self, line: Line, faults: LineFaults) -> Rendered | None:
+    def _refuse_unwritten(self, source: str) -> None:
+        """Raise `TemplateFailed` if the chat template did not write every conversation."""
+        numbers = self._unwritten
+        if self._why is None:
+            return
+        some = ", ".join(map(str, numbers[1:_MOST_PLACES]))
+        others = "another one" if len(numbers) == 2 else f"{len(numbers) - 1:,} others"
+        lines = "line" if len(numbers) == 2 else "lines"
+        more = f", nor {others} ({lines} {some}{' …' if len(numbers) > _MOST_PLACES else ''})" if some else ""
+        which = "change the conversation" if self._why.is_refusal else "mend the base's chat_template"
+        raise TemplateFailed(
+            f"the base's chat template does not write {source}:{numbers[0]}{more}: {self._why}",
+            hint=f'{which}, or give {{"prompt": …, "completion": …}}, which needs no template',
+            lines=numbers[:_MOST_PLACES],
+            count=len(numbers),
+        )
+
+    def _rendered(self, line: Line) -> Rendered | None:
         self._forms[line.form] += 1
         if line.is_empty:
             self._skipped.append(line.number)
             return None
         try:
             return self._chat.render(line)
-        except ValueError as error:
-            faults.note(line.number, str(error))
+        except UnwrittenError as error:
+            self._unwritten.append(line.number)
+            self._why = self._why or error
             return None
 
     def _tokenise(self, chunk: Sequence[Rendered]) -> None:

@@ -5,22 +5,15 @@ torch's own kernels do the work. Their little graph is kept from forward to back
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-
-try:
-    # On CUDA: several sequences in one row, without a mask. From torch 2.11 its window says what is causal.
-    from torch.nn.attention.varlen import varlen_attn
-
-    _HAS_VARLEN = "window_size" in signature(varlen_attn).parameters
-    _HAS_GROUPS = "enable_gqa" in signature(varlen_attn).parameters
-except ImportError:
-    _HAS_VARLEN = _HAS_GROUPS = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +48,7 @@ def looking_of(rows: int, length: int, segments: Tensor | None, *, is_ragged: bo
     begins = torch.ones_like(segments, dtype=torch.bool)
     begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
     positions = place - torch.where(begins, place, 0).cummax(dim=1).values
-    if not (is_ragged and _HAS_VARLEN):
+    if not is_ragged or _ragged() is None:
         return Looking(positions=positions, segments=segments)
     starts = begins.reshape(-1).nonzero().flatten()
     # Their number goes up by doubling, so that batches with a few more or less can use the same recorded graph.
@@ -69,13 +62,14 @@ def attend(qkv: Tensor, heads: int, kv_heads: int, looking: Looking, window: int
     rows, length, _, head_dim = qkv.shape
     q, k, v = (part.detach().requires_grad_(keeps) for part in qkv.split([heads, kv_heads, kv_heads], dim=2))
     with torch.set_grad_enabled(keeps):
-        if looking.borders is not None and not window:
+        if looking.borders is not None and not window and (ragged := _ragged()) is not None:
+            kernel, shares_keys = ragged
             queries, keys, values = (part.reshape(rows * length, -1, head_dim) for part in (q, k, v))
-            groups = {"enable_gqa": True} if _HAS_GROUPS else {}
-            if not _HAS_GROUPS:
+            groups = {"enable_gqa": True} if shares_keys else {}
+            if not shares_keys:
                 keys, values = (part.repeat_interleave(heads // kv_heads, dim=1) for part in (keys, values))
             borders = looking.borders
-            seen = varlen_attn(queries, keys, values, borders, borders, length, length, window_size=(-1, 0), **groups)
+            seen = kernel(queries, keys, values, borders, borders, length, length, window_size=(-1, 0), **groups)
             seen = seen.view(rows, length, heads, head_dim)
         else:
             mask = looking.mask(window, length)
@@ -91,3 +85,16 @@ def attend_backward(tape: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor
     seen, q, k, v = tape
     dq, dk, dv = torch.autograd.grad(seen, (q, k, v), gradient.view(seen.shape))
     return dq, dk, dv
+
+
+@cache
+def _ragged() -> tuple[Callable[..., Tensor], bool] | None:
+    """Give the kernel for several sequences in one row, without a mask, and whether its heads may share keys."""
+    try:
+        # On CUDA alone, and imported there: it brings torch's compiler, as much again as torch itself.
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    takes = signature(varlen_attn).parameters
+    # From torch 2.11 its window says what is causal.
+    return (varlen_attn, "enable_gqa" in takes) if "window_size" in takes else None

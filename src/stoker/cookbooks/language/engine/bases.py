@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from stoker.cookbooks.language.engine.shapes import Shape, shape_of
-from stoker.cookbooks.language.safetensors_header import INDEX, SINGLE
+from stoker.cookbooks.language.engine.shapes import EMBEDDING, HEAD, Shape, shape_of
+from stoker.cookbooks.language.safetensors_header import INDEX, SINGLE, unreadable_weights
 from stoker.model.errors import BadInput
 
 
@@ -64,7 +64,7 @@ class Base:
 
 
 def load_base(folder: Path, *, device: str = "cpu", dtype: str = "float32") -> Base:
-    """Read a base from a folder in the hub's layout. Raises `BadInput` for what is no base."""
+    """Read a base from a folder in the hub's layout. Raises `BadInput` for what is no base, `Damaged`."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     shape = shape_of(config, where=str(folder / "config.json"))
     with ExitStack() as stack:
@@ -87,13 +87,14 @@ class _Files:
                 names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
             for name in sorted(names):
                 if Path(name).name != name:
-                    raise BadInput(f"{index} names a file outside its folder: {name}")
+                    raise BadInput(
+                        f"{index} names a file outside its folder: {name}",
+                        hint="mend the file, or fetch or copy it again",
+                    )
                 opened = stack.enter_context(safe_open(str(folder / name), framework="pt", device=device))
                 self._where |= dict.fromkeys(opened.keys(), opened)
         except (SafetensorError, OSError, ValueError, KeyError, AttributeError) as error:
-            raise BadInput(
-                f"the weights in {folder} can't be read: {error}", hint="stoker fetch brings them again"
-            ) from error
+            raise unreadable_weights(str(folder), error) from error
 
     def has(self, name: str) -> bool:
         return name in self._where
@@ -104,14 +105,15 @@ class _Files:
             raise BadInput(f"{self._folder} has no tensor {name}", hint="is config.json that of these weights?")
         found: torch.Tensor = self._where[name].get_tensor(name).to(self._dtype)
         if tuple(found.shape) != shape:
-            raise BadInput(f"{self._folder}: {name} is {list(found.shape)}, and config.json says {list(shape)}")
+            message = f"{self._folder}: {name} is {list(found.shape)}, and config.json says {list(shape)}"
+            raise BadInput(message, hint="is config.json that of these weights?")
         return found.contiguous()
 
 
 def _assemble(shape: Shape, files: _Files, device: str, dtype: torch.dtype) -> Base:
     hidden, vocabulary = shape.hidden, shape.vocabulary
-    embedding = files.read("model.embed_tokens.weight", vocabulary, hidden)
-    is_tied = shape.model.is_tied or not files.has("lm_head.weight")
+    embedding = files.read(EMBEDDING, vocabulary, hidden)
+    is_tied = shape.model.is_tied or not files.has(HEAD)
     return Base(
         shape=shape,
         device=device,
@@ -119,7 +121,7 @@ def _assemble(shape: Shape, files: _Files, device: str, dtype: torch.dtype) -> B
         embedding=embedding,
         layers=tuple(_layer(shape, files, f"model.layers.{number}") for number in range(shape.layers)),
         norm=files.read("model.norm.weight", hidden),
-        head=embedding if is_tied else files.read("lm_head.weight", vocabulary, hidden),
+        head=embedding if is_tied else files.read(HEAD, vocabulary, hidden),
     )
 
 

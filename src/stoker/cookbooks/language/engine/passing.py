@@ -153,12 +153,12 @@ class Passing:
             _put(state.passes, index, torch.where(given.update, 0, _rows(state.passes, index) + 1))
         return torch.stack([loss, norms, is_finite.float()])
 
-    def losses(self, given: Given) -> tuple[Tensor, Tensor]:
-        """Give each member's sum of token losses, and how many tokens there were."""
+    def losses(self, given: Given) -> Tensor:
+        """Give `[2, n]`: each member's sum of token losses, and how many tokens there were."""
         hidden, base = self._seen(given), self._base
         losses = token_losses(hidden.view(-1, base.shape.hidden), base.head, given.labels.reshape(-1))
         n = len(hidden)
-        return losses.view(n, -1).double().sum(1), (given.labels != IGNORED).view(n, -1).sum(1)
+        return torch.stack([losses.view(n, -1).double().sum(1), (given.labels != IGNORED).view(n, -1).sum(1)])
 
     def logits(self, given: Given) -> Tensor:
         """Give the logits behind the last token of each row, of the one member."""

@@ -14,6 +14,9 @@ from stoker.model.frozen import frozen
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Whose forward pass is known here."""
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+"""As files of weights have them; a head may be the embedding."""
 _HOMES: Mapping[str, str] = {
     "q_proj": "self_attn", "k_proj": "self_attn", "v_proj": "self_attn", "o_proj": "self_attn",
     "gate_proj": "mlp", "up_proj": "mlp", "down_proj": "mlp",
@@ -22,6 +25,8 @@ _HOMES: Mapping[str, str] = {
 _THETA = 10_000.0
 _MOST = 10**9
 _ROTATIONS = ("default", "linear", "llama3", "yarn")
+_OTHER_BASE = f"take another base: a usual one of {', '.join(FAMILIES)}"
+_MENDED = "mend the file, or fetch or copy it again"
 
 
 @frozen
@@ -86,7 +91,7 @@ def shape_of(config: Mapping[str, Any], *, where: str = "config.json") -> Shape:
         )
     model = read_shape(config, where=where)
     if model.activation not in {"silu", "swish"}:
-        raise BadInput(f"{where}: hidden_act is {model.activation}, and only silu is known here")
+        raise BadInput(f"{where}: hidden_act is {model.activation}, and only silu is known here", hint=_OTHER_BASE)
     positions = _whole(config, "max_position_embeddings", 2048, where)
     return Shape(
         model=model,
@@ -100,7 +105,7 @@ def shape_of(config: Mapping[str, Any], *, where: str = "config.json") -> Shape:
 def _rotation(config: Mapping[str, Any], positions: int, where: str) -> Rotation:
     said = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(said, Mapping):
-        raise BadInput(f"{where}: rope_parameters is {said!r}, not a table")
+        raise BadInput(f"{where}: rope_parameters is {said!r}, not a table", hint=_MENDED)
     kind = said.get("rope_type") or said.get("type") or "default"
     if kind not in _ROTATIONS:
         raise BadInput(f"{where}: rope_type {kind!r} is not known here", hint=f"known: {', '.join(_ROTATIONS)}")
@@ -108,7 +113,7 @@ def _rotation(config: Mapping[str, Any], positions: int, where: str) -> Rotation
     attention = 1.0
     if kind == "yarn":
         if said.get("mscale") or said.get("mscale_all_dim"):
-            raise BadInput(f"{where}: rope_type yarn with mscale is not known here")
+            raise BadInput(f"{where}: rope_type yarn with mscale is not known here", hint=_OTHER_BASE)
         default = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
         attention = _number(said, "attention_factor", default, where)
     theta = said.get("rope_theta") or config.get("rope_theta") or _THETA
@@ -145,7 +150,7 @@ def _number(table: Mapping[str, Any], name: str, default: float, where: str) -> 
         return default
     # A whole number of JSON may be larger than any of floating point.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
-        raise BadInput(f"{where}: {name} is {value!r}, not a number above 0")
+        raise BadInput(f"{where}: {name} is {value!r}, not a number above 0", hint=_MENDED)
     return float(value)
 
 
@@ -154,5 +159,5 @@ def _whole(table: Mapping[str, Any], name: str, default: int, where: str, *, lea
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
-        raise BadInput(f"{where}: {name} is {value!r}, not a whole number from {least} to {_MOST:,}")
+        raise BadInput(f"{where}: {name} is {value!r}, not a whole number from {least} to {_MOST:,}", hint=_MENDED)
     return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -94,6 +94,15 @@ class Slots:
         self._state.forget(slots)
         self._gathering -= set(slots)
 
+    @property
+    def why_not_recorded(self) -> str:
+        """Say why a step that was to be recorded could not be; nothing if all could."""
+        return "" if self._graphs is None else self._graphs.why_not
+
+    def let_go(self) -> bool:
+        """Give back memory that only makes steps faster; says whether there was any."""
+        return self._graphs is not None and self._graphs.let_go()
+
     def step(self, rows: Rows, *, update: Sequence[bool], rates: Sequence[float]) -> Result:
         """Show rows to their slots, gather gradients, and update those that are to be, at their rates."""
         waiting = {slot for slot, now in zip(rows.slots, update, strict=True) if not now}
@@ -102,22 +111,24 @@ class Slots:
         given = self._given(rows, update, rates, gathers=gathers)
         with _computing(self.base):
             if self._graphs is not None:
-                return Result(self._graphs.run(given))
+                return Result(self._graphs.step(given))
             return Result(self._passing.step(given))
 
     def losses(self, rows: Rows) -> tuple[list[float], list[int]]:
         """Give each slot's sum of token losses and number of learned tokens; nothing is changed."""
         given = self._given(rows, [False] * len(rows.slots), [0.0] * len(rows.slots))
-        with _computing(self.base):
-            sums, counts = self._passing.losses(given)
-        return sums.tolist(), [int(count) for count in counts.tolist()]
+        sums, counts = self._computed(self._passing.losses, given).tolist()
+        return sums, [int(count) for count in counts]
 
     def logits(self, slot: int, tokens: Any) -> Tensor:
         """Give what one adapter expects after the last token of each row of `[rows, T]`; in 32 bits, on the CPU."""
         shown = torch.as_tensor(tokens)[None]
         rows = Rows(slots=(slot,), tokens=shown, labels=torch.full_like(shown, -100), denominators=(0.0,))
+        return self._computed(self._passing.logits, self._given(rows, (False,), (0.0,))).float().cpu()
+
+    def _computed(self, compute: Callable[[Given], Tensor], given: Given) -> Tensor:
         with _computing(self.base):
-            return self._passing.logits(self._given(rows, (False,), (0.0,))).float().cpu()
+            return compute(given) if self._graphs is None else self._graphs.plainly(compute, given)
 
     def _given(self, rows: Rows, update: Sequence[bool], rates: Sequence[float], *, gathers: bool = False) -> Given:
         device, slots = self.base.device, tuple(rows.slots)

@@ -15,24 +15,21 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from stoker.cookbooks.language.bases import CONFIG, FoundBase, read_base
-from stoker.cookbooks.language.safetensors_header import INDEX, SINGLE
+from stoker.cookbooks.language.safetensors_header import INDEX, SINGLE, unreadable_weights
 from stoker.model import json_text
-from stoker.model.errors import BadInput
 
 SHARD_BYTES = 5 * 10**9
 """The largest file of weights, as the hub has them."""
 
 
 def read_weights(base: FoundBase) -> dict[str, Tensor]:
-    """Read every weight of a base, as it lies there. Raises `BadInput` if a file is damaged."""
+    """Read every weight of a base, as it lies there. Raises `Damaged` if a file is."""
     weights: dict[str, Tensor] = {}
     for name in base.weight_files:
         try:
             weights |= load_file(base.folder / name)
         except (SafetensorError, OSError, ValueError) as error:
-            raise BadInput(
-                f"{base.folder / name} can't be read: {error}", hint="stoker fetch brings it again"
-            ) from error
+            raise unreadable_weights(str(base.folder / name), error) from error
     return weights
 
 
@@ -58,9 +55,9 @@ def write_model(folder: Path, base: FoundBase, weights: Mapping[str, Tensor], dt
     (folder / INDEX).write_text(json_text.dumps(index, indent=2) + "\n", encoding="utf-8", newline="")
 
 
-def base_at(folder: str, name: str) -> FoundBase:
+def base_at(folder: str, name: str, *, use: str = "trained") -> FoundBase:
     """Give the base in a folder."""
-    return read_base(Path(folder), name=name)
+    return read_base(Path(folder), name=name, use=use)
 
 
 def _shards(weights: Mapping[str, Tensor], dtype: torch.dtype) -> Iterable[list[str]]:
@@ -77,5 +74,7 @@ def _shards(weights: Mapping[str, Tensor], dtype: torch.dtype) -> Iterable[list[
 
 
 def _save(names: list[str], file: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    tensors = {name: weights[name].detach().to("cpu", dtype).contiguous() for name in names}
+    # Whole numbers, such as places in a row, stay what they are.
+    widths = {name: dtype if weights[name].is_floating_point() else weights[name].dtype for name in names}
+    tensors = {name: weights[name].detach().to("cpu", widths[name]).contiguous() for name in names}
     save_file(tensors, file, metadata={"format": "pt"})

@@ -16,12 +16,9 @@ from torch.utils.checkpoint import checkpoint
 from stoker.cookbooks.language.engine.attention import Looking, looking_of
 from stoker.cookbooks.language.engine.losses import IGNORED, chunk_tokens
 from stoker.cookbooks.language.engine.rotary import tables
-from stoker.cookbooks.language.engine.shapes import Shape
+from stoker.cookbooks.language.engine.shapes import EMBEDDING, HEAD, Shape
 
 Weights = Mapping[str, Tensor]
-
-HEAD = "lm_head.weight"
-EMBEDDING = "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from stoker.cookbooks.language.full.training import FullTraining
 from stoker.cookbooks.language.kinds import Examples
 from stoker.cookbooks.language.records import BaseFacts, Curve, Metadata, Training, significant, write_training
 from stoker.cookbooks.language.settings import FullArgs
-from stoker.cookbooks.language.settled import device_of, dtype_on
+from stoker.cookbooks.language.settled import device_of
 from stoker.model.clock import SystemClock
 from stoker.plan.authoring import Alone, StageContext
 
@@ -30,7 +30,6 @@ def produce(job: StageContext, examples: Examples, args: FullArgs) -> None:
         job.log(told)
     if args.threads is not None:
         torch.set_num_threads(min(args.threads, os.cpu_count() or 1))
-    dtype = dtype_on(device, args.dtype)
     (seat,) = Alone(job, {"examples": examples}, args).arrivals(0.0)
     shape = shape_of(base.config)
     member = Member(seat, vocabulary=shape.vocabulary)
@@ -46,7 +45,7 @@ def produce(job: StageContext, examples: Examples, args: FullArgs) -> None:
             lambda folder: write_model(folder, base, now, width),
         )
 
-    training = FullTraining(member, shape, weights, device=device, dtype=dtype, clock=SystemClock())
+    training = FullTraining(member, shape, weights, device=device, dtype=args.dtype, clock=SystemClock())
     trained = training.run(write_folder)
     write_model(job.out, base, trained.weights, width)
     write_training(
@@ -62,7 +61,7 @@ def produce(job: StageContext, examples: Examples, args: FullArgs) -> None:
                 before=None if member.before is None else significant(member.before),
             ),
             device=device,
-            dtype=dtype,
+            dtype=args.dtype,
             notes=list(member.notes),
             versions={library: version(library) for library in ("numpy", "safetensors", "torch")},
         ),

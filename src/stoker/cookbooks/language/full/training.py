@@ -20,7 +20,7 @@ from stoker.cookbooks.language.company.keeping import keep, recall
 from stoker.cookbooks.language.company.member import Member
 from stoker.cookbooks.language.company.pacing import is_checkpoint_due, is_report_due
 from stoker.cookbooks.language.data.batches import MemberRows
-from stoker.cookbooks.language.engine.shapes import Shape
+from stoker.cookbooks.language.engine.shapes import HEAD, Shape
 from stoker.cookbooks.language.full.network import Network, batch_of
 from stoker.model.clock import Clock
 from stoker.model.errors import StageDiverged
@@ -55,7 +55,7 @@ class FullTraining:
         self._member = member
         self._device = device
         self._clock = clock
-        tied = {"lm_head.weight"} if shape.model.is_tied else set()
+        tied = {HEAD} if shape.model.is_tied else set()
         self._weights = {
             name: one.to(device, torch.float32).requires_grad_() for name, one in weights.items() if name not in tied
         }
@@ -181,8 +181,9 @@ class FullTraining:
     def _report(self, tokens_per_s: float, *, is_judged: bool, ends: bool) -> None:
         member = self._member
         metrics = {"loss": member.curve.last_loss or 0.0, "lr": member.last_rate, "tokens_per_s": tokens_per_s}
-        if is_judged and member.judged.last is not None:
-            metrics["eval_loss"] = member.judged.last
+        judged = member.kept_loss if ends else member.judged.last
+        if is_judged and judged is not None:
+            metrics["eval_loss"] = judged
         if ends and self._device != "cpu":
             metrics["peak_bytes"] = float(torch.cuda.max_memory_reserved())
         member.seat.job.step(member.update, of=member.updates, **metrics)
@@ -212,7 +213,7 @@ class FullTraining:
             for name, one in self._weights.items():
                 one.copy_(kept.state["model"][name])
         self._optimiser.load_state_dict(kept.state["opt"])
-        job.log(f"goes on after update {member.update} of {member.updates}")
+        job.tell(f"goes on after update {member.update} of {member.updates}", at_once=True)
 
 
 def _folders(member: Member, *, is_better: bool) -> tuple[str, ...]:

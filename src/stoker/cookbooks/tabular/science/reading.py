@@ -19,6 +19,7 @@ from typing import Any
 import pandas as pd
 
 from stoker.cookbooks.tabular.records import Origin
+from stoker.model.printable import first_line
 from stoker.plan.authoring import StageInputError
 
 _DELIMITERS = (",", ";", "\t", "|")
@@ -73,7 +74,7 @@ def _read_parquet(path: Path) -> pd.DataFrame:
         _refuse_duplicates([str(name) for name in file.schema_arrow.names], path.name)
         frame: pd.DataFrame = file.read().to_pandas(ignore_metadata=True)
     except (pa.ArrowException, OSError) as error:
-        reason = _first_line(error).replace(str(path), path.name)
+        reason = first_line(error).replace(str(path), path.name)
         raise StageInputError(f"{path.name} is not a whole Parquet file: {reason}") from error
     # An index that pandas stored as a column is not data.
     return frame.drop(columns=[name for name in frame.columns if re.fullmatch(r"__index_level_\d+__", str(name))])
@@ -124,7 +125,7 @@ def _parse(path: Path, names: Sequence[str], delimiter: str, decimal: str) -> pd
         raise _not_utf8(path) from error
     except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
         raise StageInputError(
-            f"{path.name} is not a regular table: {_first_line(error)}",
+            f"{path.name} is not a regular table: {first_line(error)}",
             hint="every line needs as many fields as the header; quote fields that contain the separator",
         ) from error
 
@@ -219,7 +220,3 @@ def _origin(
 def _rewound(stream: Any) -> Any:
     stream.seek(0)
     return stream
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -137,6 +137,7 @@ class Gathering:
     """People who come in waves: one at the beginning, the next after so many borders."""
 
     devices: tuple[str, ...] = ()
+    ceiling_bytes: int | None = None
 
     def __init__(self, *waves: Iterable[Person], borders: int = 1) -> None:
         self._waves = [list(wave) for wave in waves]

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from stoker.cookbooks.language.company.curve import MOST_POINTS, CurveBook
+from stoker.cookbooks.language.company.first_step import Kernels, first_step_text
 from stoker.cookbooks.language.company.judging import Judged, is_evaluation_due, judge, should_stop
 from stoker.cookbooks.language.company.pacing import is_checkpoint_due, is_report_due
 from stoker.cookbooks.language.company.quarantine import PATIENCE, GiveUp, GoOn, after_evaluation, after_update
@@ -180,3 +181,15 @@ def test_a_curve_goes_on_from_its_state() -> None:
     resumed.go_on(noted(CurveBook(updates=2500, per_epoch=9), range(1, 6)).state())
     noted(resumed, range(6, 12))
     assert resumed.state() == whole.state()
+
+
+@pytest.mark.parametrize(
+    ("kernels", "text"),
+    [
+        (Kernels(compiled=3, kept=2), "compiling 38s (kept for next time)"),
+        (Kernels(kept=5), "first step 38s, its kernels from an earlier run"),
+        (Kernels(), "first step 38s"),
+    ],
+)
+def test_the_first_step_says_whether_it_compiled_or_found_what_was_kept(kernels: Kernels, text: str) -> None:
+    assert first_step_text(38.2, kernels) == text

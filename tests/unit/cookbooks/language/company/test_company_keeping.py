@@ -11,7 +11,7 @@ from stoker.cookbooks.language.company.checkpoint_folders import epoch_folder, r
 from stoker.cookbooks.language.company.keeping import keep, recall
 from stoker.cookbooks.language.records import Metadata, read_metadata
 from stoker.model.digests import digest_bytes
-from stoker.model.errors import BadInput
+from stoker.model.errors import BadInput, LocalFile
 from stoker.model.json_text import dumps, loads
 from stoker.plan.checkpoint_digest import digest_checkpoint
 from stoker.plan.checkpoints import INDEX, choose_checkpoint
@@ -137,8 +137,18 @@ def test_a_writer_that_fails_leaves_the_one_before_it(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="half way"):
         write_checkpoint(tmp_path, "best", metadata(2), fail)
     assert read_best(tmp_path) == metadata(1)
+    assert [path.name for path in tmp_path.iterdir()] == ["best"], "half of one is in the way on a full disk"
     write_checkpoint(tmp_path, "best", metadata(3), fill)
     assert read_metadata(tmp_path / "best") == metadata(3)
+
+
+@pytest.mark.parametrize("name", ["best", "best.old"])
+def test_what_is_no_checkpoint_is_never_replaced(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "thesis.tex").touch()
+    with pytest.raises(LocalFile, match="in the way, and no checkpoint"):
+        write_checkpoint(tmp_path, "best", metadata(1), fill)
+    assert [path.name for path in (tmp_path / name).iterdir()] == ["thesis.tex"]
 
 
 def test_the_best_is_found_after_a_crash_while_it_was_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,9 @@ def test_what_is_kept_is_the_best_evaluation_or_the_last_update(person: People) 
     assert last.training["curve"]["kept"] == 10
     assert best.training["curve"]["kept"] != 10
     assert not same_bits(best, last)
+    # What a sweep ranks by is the evaluation of what was kept.
+    assert best.steps[-1]["eval_loss"] == pytest.approx(min(filter(None, evaluations.values())), rel=1e-5)
+    assert last.steps[-1]["eval_loss"] == pytest.approx(evaluations[10], rel=1e-5)
 
 
 def test_members_learn_in_company_what_they_learn_alone(person: People) -> None:
@@ -328,6 +331,28 @@ def test_a_step_that_runs_out_of_memory_is_divided_and_gives_the_same(
         assert losses(one) == pytest.approx(losses(reference), rel=1e-5)
 
 
+def test_what_only_makes_steps_faster_goes_before_a_step_is_divided(
+    person: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, plain = [True], Slots.step
+    sizes: list[int] = []
+
+    def step(slots: Slots, rows: Any, **given: Any) -> Any:
+        if held and sizes:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        sizes.append(rows.tokens.size)
+        return plain(slots, rows, **given)
+
+    monkeypatch.setattr(Slots, "step", step)
+    monkeypatch.setattr(Slots, "let_go", lambda _: bool(held and held.pop()))
+    one = person(0, even=True)
+    train(one)
+    assert isinstance(one.ended, Adapter)
+    assert "recorded steps, which only save time, are let go of" in one.log
+    assert "did not fit into memory" not in one.log
+    assert len(set(sizes)) == 1
+
+
 def test_a_member_of_whom_not_even_a_row_fits_ends_and_the_others_go_on(
     person: People, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,7 +360,7 @@ def test_a_member_of_whom_not_even_a_row_fits_ends_and_the_others_go_on(
     Scarce(monkeypatch, most=16)
     train(large, small)
     assert isinstance(large.ended, OutOfMemory)
-    assert str(large.ended) == "1 adapters x 1 rows x 24 tokens did not fit into memory"
+    assert str(large.ended) == "1 adapters x 1 rows x 24 tokens did not fit into memory: CUDA out of memory"
     assert isinstance(small.ended, Adapter)
 
 

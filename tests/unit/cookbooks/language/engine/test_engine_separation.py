@@ -220,10 +220,10 @@ def test_evaluation_changes_nothing(base: Base) -> None:
 
 
 def test_a_damaged_base_is_named(tmp_path: Path) -> None:
-    from stoker.model.errors import BadInput
+    from stoker.model.errors import Damaged
 
     folder = made_base(tmp_path, "llama")
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
-    with pytest.raises(BadInput, match="can't be read"):
+    with pytest.raises(Damaged, match="can't be read"):
         load_base(folder)
