@@ -4,6 +4,7 @@
 ```bash run          the same, and a test runs them; `exit=1` if the last one is meant to fail
 ```console           a transcript: what follows `$ ` is typed, the rest is what was printed
 ```console run       the same, and a test compares it with what is printed now
+```console run slow  the same, but in `make soak` only, as all of its page: it takes long
 ```python file=x.py  any language: the reader saves it under that name before going on
 """
 
@@ -48,6 +49,10 @@ class Block:
     @property
     def is_run(self) -> bool:
         return "run" in self.marks
+
+    @property
+    def is_slow(self) -> bool:
+        return "slow" in self.marks
 
     @property
     def file(self) -> str:

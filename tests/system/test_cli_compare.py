@@ -107,7 +107,7 @@ def test_without_matplotlib_everything_but_png_comes_and_one_line_says_what_to_i
     done = fresh.stoker("compare", "sweep", PYTHONPATH=f"{tmp_path}:{fresh.env['PYTHONPATH']}")
     assert done.code == 0
     assert [line for line in done.err.splitlines() if "matplotlib" in line] == [
-        "note: PNG pictures need matplotlib: pip install 'stoker[plots]'"
+        f"note: PNG pictures need matplotlib: {sys.executable} -m pip install 'stoker[plots]'"
     ]
     assert "Traceback" not in done.err
     folder = fresh.folder / "stoker-out" / "sweep" / "compare"

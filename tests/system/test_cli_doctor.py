@@ -265,7 +265,7 @@ def test_a_gang_without_torch_is_a_finding_that_names_the_extra(shell: Shell, tm
     (told,) = done.objects()
     assert done.code == told["gang"]["error"]["exit_code"] == 29
     (finding,) = [check for check in told["checks"] if check["name"].startswith("gang")]
-    assert (finding["verdict"], finding["hint"]) == ("bad", "pip install 'stoker[torch]'")
+    assert (finding["verdict"], finding["hint"]) == ("bad", f"{sys.executable} -m pip install 'stoker[torch]'")
     assert "Traceback" not in done.err
 
 

@@ -149,6 +149,12 @@ def test_a_company_shows_its_base_once_what_each_adapter_adds_and_how_many_fit(s
     assert ": all 8 fit at once; " in large
 
 
+def test_a_bundled_base_is_a_model_and_a_machine_without_devices_offers_its_own_memory(shell: Shell) -> None:
+    done = shell.stoker("machines", "estimate", "tiny", "adapters=2", STOKER_GPU_FAKE="none")
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[-1] == "this machine has no device to put it on; device=cpu tells of its own memory"
+
+
 def test_a_company_as_json_learns_from_what_was_measured(shell: Shell, config: Path) -> None:
     asked = ("machines", "estimate", "config.json", "adapters=4", "--torch", "2.11", "--json")
     plain = json.loads(shell.stoker(*asked, STOKER_GPU_FAKE="none").out)

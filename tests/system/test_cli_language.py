@@ -10,6 +10,8 @@ import pytest
 
 from stoker.cookbooks.language.bundled import bundled_base
 from stoker.model import json_text
+from tests.servers.hub import FakeHub, Served
+from tests.system.fetching import fetching_shell
 from tests.system.shell import Done, Shell
 
 pytest.importorskip("torch")
@@ -53,6 +55,62 @@ def test_everything_that_is_wrong_is_told_at_once_and_nothing_runs(shell: Shell)
     for part in ("there is no file gone.jsonl", "did you mean 'q_proj'?"):
         assert part in done.err
     assert not (shell.folder / "stoker-out").exists()
+
+
+def test_a_dry_run_ends_with_the_code_of_what_a_run_would_surely_refuse(shell: Shell) -> None:
+    (shell.folder / "bad.jsonl").write_text('{"text": "fine"}\n{"text":\n{}\n')
+    done = shell.stoker("run", "language/lora", "data=bad.jsonl", "--dry-run")
+    assert done.code == 41, done.err
+    assert "1 would run" in done.out
+    for line in (
+        "tokenise: 2 lines of bad.jsonl are no examples:",
+        "bad.jsonl:2: no JSON",
+        "bad.jsonl:3: it has no keys",
+    ):
+        assert line in done.err
+    done = shell.stoker("run", "language/lora", "gpus=1", "--dry-run", "--json", STOKER_GPU_FAKE="none")
+    assert (done.code, done.objects()[-1]["error"]) == (40, "plan_faults")
+    assert "train_lora: needs 1 GPU, this machine offers 0\nhint: gpus=0 does without one" in done.err
+
+
+def test_a_base_of_the_hub_is_fetched_once_small_files_first_and_verified(tmp_path: Path) -> None:
+    weights = {one.name: one.read_bytes() for one in bundled_base("tiny").iterdir()}
+    files: dict[str, bytes | Served] = {
+        **weights,
+        "model.safetensors": Served(weights["model.safetensors"], is_large=True),
+    }
+    run = ("run", "language/lora", "base=org/name", "gpus=1")
+    with FakeHub() as hub:
+        shell = fetching_shell(tmp_path, hub.endpoint)
+        shell.env["STOKER_GPU_FAKE"] = "none"
+        hub.repository("org/name").commit({**files, "pytorch_model.bin": Served(b"x" * 1000, is_large=True)})
+        hub.repository("org/odd").commit({**files, "config.json": weights["config.json"].replace(b'"llama"', b'"odd"')})
+        dry = shell.stoker(*run, "--dry-run")
+        assert (dry.code, "base org/name would be fetched from 127.0.0.1:" in dry.out) == (0, True)
+        assert not Path(shell.env["HF_HOME"]).exists()
+        away = shell.stoker(*run, HF_HUB_OFFLINE="1")
+        assert (away.code, "is not in the hub's cache (stoker fetch org/name)" in away.err) == (28, True)
+        absent = shell.stoker("run", "language/lora", "base=org/absent")
+        assert (absent.code, "base=org/absent is no folder here, and can't be fetched: " in absent.err) == (11, True)
+        odd = shell.stoker("run", "language/lora", "base=org/odd")
+        assert (odd.code, "its architecture, 'odd', is not known here" in odd.err) == (28, True)
+        assert not hub.asked_for("model.safetensors")
+        # It comes before this machine is asked for what it has not.
+        done = shell.stoker(*run)
+        assert done.code == 40, done.err
+        assert "downloaded from 127.0.0.1:" in done.out
+        assert not hub.asked_for("pytorch_model.bin")
+        hub.asked.clear()
+        assert "downloaded" not in shell.stoker(*run).out
+        assert "base org/name, 423.3 KiB, sha256 ✓" in shell.stoker(*run[:3], "--dry-run").out
+        assert not hub.asked
+        (blob,) = Path(shell.env["HF_HOME"]).glob("hub/models--org--name/snapshots/*/model.safetensors")
+        real = blob.resolve()
+        real.chmod(0o644)
+        real.write_bytes(weights["model.safetensors"][:-4] + b"torn")
+        healed = shell.stoker(*run)
+        assert "model.safetensors was damaged in the cache" in healed.err
+        assert blob.read_bytes() == weights["model.safetensors"]
 
 
 def test_a_training_that_no_gpu_here_has_room_for_is_refused_with_what_would_fit(shell: Shell) -> None:

@@ -49,7 +49,7 @@ def test_every_place_is_listed_and_nothing_is_removed_unless_told(used: Shell) -
     by_name = {place["place"]: place for place in places}
     assert list(by_name) == [
         "results", "kept results", "staging", "uploads", "views", "names", "quarantine", "scratch", "jobs", "state",
-        "environments", "unfinished downloads", "models", "plain results",
+        "environments", "kernels", "unfinished downloads", "models", "plain results",
     ]  # fmt: skip
     assert (by_name["staging"]["bytes"], by_name["staging"]["removable_bytes"]) == (30_000, 30_000)
     assert (by_name["models"]["bytes"], by_name["models"]["removable_bytes"]) == (50_000, 0)

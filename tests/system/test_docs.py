@@ -76,12 +76,13 @@ def test_the_examples_of_the_help_paste_into_both_shells(tmp_path: Path) -> None
 
 
 # Both shells hand programs the same words, as was just seen: it takes two pages to see that zsh runs them, too.
+SLOW = [page for page in WITH_RUNS if any(block.is_slow for block in blocks_of(page))]
 IN_ZSH = {"README.md", "docs/guides/sweeps.md"}
 LIVES = [
     pytest.param(
         *(page, shell),
         id=f"{name_of(page)}-{shell}",
-        marks=pytest.mark.slow if shell == "zsh" and name_of(page) not in IN_ZSH else (),
+        marks=pytest.mark.slow if page in SLOW or (shell == "zsh" and name_of(page) not in IN_ZSH) else (),
     )
     for page in WITH_RUNS
     for shell in ("bash", "zsh")

@@ -97,6 +97,12 @@ def test_a_transcript_is_taken_apart() -> None:
         ("✓ lr=0.1   0.13s  loss 1  peak 6.9 MiB", "✓ lr=0.1     12s  loss 1  peak 1.2 GiB"),
         ("desk: 2 cores, 8 GiB RAM; python = ./x. 3 trials", "vm: 64 cores, 2 GPUs; python = ./x. 3 trials"),
         ("id 20261115-064127-85d15725", "id 20270101-000000-00000000"),
+        ("2 of 3, 683 tokens/s", "2 of 3, 31.5 k tokens/s"),
+        ("✓ read  1.0s  ran\n✓ b  9s\n", "  read  11s\n✓ read  14s  ran\n  b train  12s  step 3/6  loss 7\n✓ b  15s\n"),
+        (
+            "2 adapters, one base, one process: 1\n✓ a  1\n✓ b  2\n1 b\n2 a",
+            "2 adapters, one base, one process: 1\n✓ b  2\n✓ a  1\n1 b\n2 a",
+        ),
     ],
 )
 def test_times_sizes_and_machines_may_differ(page: str, truth: str) -> None:
@@ -105,7 +111,14 @@ def test_times_sizes_and_machines_may_differ(page: str, truth: str) -> None:
 
 @pytest.mark.parametrize(
     ("page", "truth"),
-    [("loss 1", "loss 2"), ("3 ok", "3 ok, 1 failed"), ("lr=0.1", "lr=0.10"), ("exit 1", "exit 3"), ("a\nb", "a")],
+    [
+        ("loss 1", "loss 2"),
+        ("3 ok", "3 ok, 1 failed"),
+        ("lr=0.1", "lr=0.10"),
+        ("exit 1", "exit 3"),
+        ("a\nb", "a"),
+        ("✓ a  1\n✓ b  2\n1 b\n", "✓ b  2\n✓ a  1\n1 b\n"),
+    ],
 )
 def test_anything_else_may_not(page: str, truth: str) -> None:
     assert not agree(page, truth)

@@ -113,6 +113,8 @@ def test_jobs_over_one_base_run_in_one_process_and_each_is_its_own(choir: Choir)
         assert desk.states()["voice/1"][0] == "cancelled"
         assert [len(desk.client.job(f"voice/{voice}").attempts) for voice in before] == [2, 1, 1]
     wait_until(lambda: not alive({first, second}))
+    told = choir.shell.stoker("explain", "voice/3").out
+    assert "in one process with 2 others, 3 at once: voice/" in told
     assert choir.shell.stoker("get", "voice/3", "got").code == 0
     assert json.loads((choir.shell.folder / "got" / "value.json").read_text()) == {
         "voice": 3,

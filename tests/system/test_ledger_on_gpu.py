@@ -51,6 +51,9 @@ print(json.dumps({"name": name, "oom": False, "begun": begun, "ended": time.time
 @cache
 def torch_python() -> str:
     """A Python whose torch sees a card, or nothing."""
+    if not (os.path.exists("/dev/nvidiactl") or shutil.which("nvidia-smi")):
+        # No driver: it takes seconds to hear that from torch.
+        return ""
     for python in (sys.executable, shutil.which("python3") or ""):
         if python:
             asked = [python, "-c", "import torch, sys; sys.exit(not torch.cuda.is_available())"]

@@ -43,6 +43,8 @@ OLDER_WORDS: Mapping[str, str] = {"learning_rate": "lr"}
 TURNS = "turns"
 _SCHEDULES = ("synchronized", "round_robin", "priority")
 """What `schedule` may say of whose turn it is; anything else is of the learning rate."""
+WHOSE_TURN = f"whose turn it is: {', '.join(_SCHEDULES)}"
+"""What to say, too, of a schedule that is neither."""
 _OWN_WORDS = ("data", "checkpoint", "label")
 _OF_ALL = ("base", TURNS)
 """What the whole company has, so no adapter says it."""
@@ -174,9 +176,14 @@ def _own(given: Given, folder: str, reading: Reading, around: Around) -> dict[st
     return {word: value for word, value in own.items() if value}
 
 
+def _may_be_a_name(text: str) -> bool:
+    return "\0" not in text
+
+
+_NAME_RULE = "no file is called so"
 _OWN_KINDS = {
-    "data": Text("a file of examples"),
-    "checkpoint": Text("a folder"),
+    "data": Text("a file of examples", fits=_may_be_a_name, hint=_NAME_RULE),
+    "checkpoint": Text("a folder", fits=_may_be_a_name, hint=_NAME_RULE),
     "label": Text("a label", fits=is_label, hint=LABEL_RULE),
 }
 
@@ -232,7 +239,7 @@ def _from(folder: str, path: str) -> str:
 
 
 def _refuse_shared(adapters: Sequence[ReadAdapter], reading: Reading) -> None:
-    """Refuse two adapters of one label, or with one folder for their checkpoints."""
+    """Refuse two adapters of one label, or with one folder for their checkpoints, or one inside of the other."""
     for word, what in (("label", "the label"), ("checkpoint", "the folder")):
         first: dict[str, ReadAdapter] = {}
         for one in adapters:
@@ -244,6 +251,25 @@ def _refuse_shared(adapters: Sequence[ReadAdapter], reading: Reading) -> None:
                 hint = f"first on line {first[value].given.at(word).line}"
                 message = f"{what} {shown(one.given.at(word).value)} is another adapter's, too"
                 reading.refuse(one.given.at(word), f"{one.given.key}.{word}", message, hint)
+        if word == "checkpoint":
+            _refuse_nested(first, reading)
+
+
+def _refuse_nested(folders: Mapping[str, ReadAdapter], reading: Reading) -> None:
+    """Refuse a folder for checkpoints inside of another adapter's, who replaces what lies there."""
+    for folder, one in folders.items():
+        above = next((outer for outer in _above(folder) if outer in folders), None)
+        if above is not None:
+            at, outer = one.given.at("checkpoint"), folders[above].given.at("checkpoint")
+            message = f"the folder {shown(at.value)} lies in another adapter's, {shown(outer.value)}"
+            hint = f"give each a folder of its own, side by side; the other is on line {outer.line}"
+            reading.refuse(at, f"{one.given.key}.checkpoint", message, hint)
+
+
+def _above(folder: str) -> Iterator[str]:
+    """Give every folder that a folder lies in."""
+    while (folder := os.path.dirname(folder)) != os.path.dirname(folder):
+        yield folder
 
 
 class _Labels:
@@ -325,7 +351,7 @@ class _Words:
         except ValueError as error:
             hint = f"{name} is {declared.says}"
             if name == "schedule" and self._noun == WHAT:
-                hint += f"; whose turn it is: {', '.join(_SCHEDULES)}"
+                hint += f"; {WHOSE_TURN}"
             return self._reading.refuse(item, key, str(error), hint)
 
 

@@ -96,7 +96,7 @@ class Layering:
             value = value_of(choice, declared)
         except ValueError as error:
             self.refused.add(path)
-            self.refuse(origin, str(error), key=path, width=len(choice.text))
+            self.refuse(origin, str(error), self.words.of_another(path, choice.text), key=path, width=len(choice.text))
             return
         self.put(path, value, origin)
 

@@ -44,6 +44,14 @@ class Vocabulary:
             return ""
         return did_you_mean_path(path, [*self.leaves, *self.branches, *also])
 
+    def of_another(self, path: str, text: str) -> str:
+        """Give the one other leaf that takes a word which this one, a choice of words, does not, as a hint."""
+        declared = self.leaves.get(path)
+        if declared is None or "|" not in declared.says:
+            return ""
+        others = [name for name, one in self.leaves.items() if name != path and text in one.says.split("|")]
+        return f"did you mean {others[0]}={text}?" if len(others) == 1 else ""
+
     def inside(self, branch: str) -> str:
         """Name what a branch holds."""
         names = [path.removeprefix(f"{branch}.") for path in self.leaves if path.startswith(f"{branch}.")]

@@ -43,6 +43,7 @@ from stoker.gang.starting import Starter, Warm
 from stoker.gang.states import Phase
 from stoker.gang.together import cause_of
 from stoker.gang.warm_here import warm_here
+from stoker.host.installing import pip_install
 from stoker.host.processes import GRACE_S
 from stoker.model.closable import Closable
 from stoker.model.devices import Device
@@ -240,7 +241,7 @@ class Gang(Closable):
 
     def _make(self) -> Live | Inline:
         if find_spec("torch") is None:
-            raise MissingExtra("gangs need torch, which is not installed", hint="pip install 'stoker[torch]'")
+            raise MissingExtra("gangs need torch, which is not installed", hint=pip_install("stoker[torch]"))
         if self._mode == "inline":
             return Inline(self._plan)
         return Live(self._plan, self._starter(), self._cancel, self._meeting)

@@ -16,6 +16,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from stoker.model.faults import Fault as Fault  # noqa: PLC0414 - whoever raises faults has both from here
+from stoker.model.faults import Lack
+
 
 class StokerError(Exception):
     """Anything that Stoker reports on purpose."""
@@ -105,7 +108,14 @@ class Faults(BadInput):
     exit_code = 20
 
     def __init__(
-        self, message: str, *, faults: tuple[Fault, ...], hint: str = "", count: int = 0, **data: object
+        self,
+        message: str,
+        *,
+        faults: tuple[Fault, ...],
+        hint: str = "",
+        count: int = 0,
+        lacks: tuple[Lack, ...] = (),
+        **data: object,
     ) -> None:
         if count:
             data["count"] = count
@@ -113,38 +123,8 @@ class Faults(BadInput):
         self.faults = faults
         self.count = count or len(faults)
         """How many there are. Of very many, only the first are kept in `faults`."""
-
-
-class Fault:
-    """One thing wrong: where it is, what it is, what would be right; `shown` is the line itself, carets under it."""
-
-    __slots__ = ("hint", "message", "shown", "where")
-
-    def __init__(self, where: str, message: str, hint: str = "", shown: str = "") -> None:
-        self.where = where
-        self.message = message
-        self.hint = hint
-        self.shown = shown
-
-    def __str__(self) -> str:
-        text = f"{self.where}: {self.message}" if self.where else self.message
-        return f"{text} ({self.hint})" if self.hint else text
-
-    def __repr__(self) -> str:
-        return f"Fault({str(self)!r})"
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Fault):
-            return NotImplemented
-        mine, others = (self.where, self.message, self.hint), (other.where, other.message, other.hint)
-        return (*mine, self.shown) == (*others, other.shown)
-
-    def __hash__(self) -> int:
-        return hash((self.where, self.message, self.hint, self.shown))
-
-    def to_dict(self) -> dict[str, str]:
-        more = {"hint": self.hint, "shown": self.shown}
-        return {"where": self.where, "message": self.message, **{name: text for name, text in more.items() if text}}
+        self.lacks = lacks
+        """What the hub may have, and all of these faults are about. Empty if more is wrong than that."""
 
 
 class FileFaults(Faults):
@@ -242,6 +222,13 @@ class StageInputError(BadInput):
     """A stage found that what it was given can't be worked on; trying again is no use."""
 
     code = "stage_input"
+    exit_code = 41
+
+
+class TemplateFailed(StageInputError):
+    """A base's chat template, which is a program of its own, does not write a conversation."""
+
+    code = "chat_template"
     exit_code = 41
 
 

@@ -27,6 +27,7 @@ class Kinds:
     STAGE_STEP = "stage_step"
     STEP_GAP = "step_gap"
     STAGE_LOG = "stage_log"
+    STAGE_TOLD = "stage_told"
     STAGE_RETRYING = "stage_retrying"
     STAGE_CANCELLED = "stage_cancelled"
     STAGE_PRUNED = "stage_pruned"

@@ -38,3 +38,8 @@ def one_line(text: str, longest: int = 0) -> str:
     """Give a text without breaks and control characters, cut where it becomes a story; 0 means any length."""
     line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
     return line if not longest or len(line) <= longest else f"{line[: longest - 1]}…"
+
+
+def first_line(error: BaseException) -> str:
+    """Give the first line of what an error says; what it is called if it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

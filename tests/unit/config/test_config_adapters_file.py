@@ -161,6 +161,16 @@ def test_two_names_of_one_folder_are_one_folder(folder: Folder) -> None:
     assert "the folder 'other/x' is another adapter's, too" in fault
 
 
+def test_a_folder_inside_of_another_adapters_is_refused_beside_all_other_faults(folder: Folder) -> None:
+    text = "".join(
+        f'[[adapter]]\ndata = "legal.jsonl"\ncheckpoint = "{one}"\n' for one in ("c/a", "c/a/best", "c/b", "c/ab")
+    )
+    first, second = folder.faults(text + "[[adapter]]\n")[:2]
+    assert "6:14: adapter[1].checkpoint: the folder 'c/a/best' lies in another adapter's, 'c/a'" in first
+    assert "side by side; the other is on line 3" in first
+    assert "adapter[4]" in second
+
+
 def test_every_fault_is_told_at_once_with_line_and_key(folder: Folder) -> None:
     text = """epoch = 3
 [[adapter]]
@@ -208,6 +218,13 @@ label = "x"
 @pytest.mark.parametrize("text", ["adapter = []\n", "base = 'x'\n", "[[adapters]]\ndata = 'x'\n"])
 def test_a_file_without_adapters_is_refused(folder: Folder, text: str) -> None:
     assert any("at least one adapter" in fault for fault in folder.faults(text, given={"base": "tiny"}))
+
+
+@pytest.mark.parametrize("data", [None, ("sums",)])
+def test_what_no_file_can_be_called_is_refused(folder: Folder, data: tuple[str, ...] | None) -> None:
+    text = '[[adapter]]\ndata = "su\\u0000ms"\ncheckpoint = "a\\u0000b"\n'
+    faults = folder.faults(text, given={"base": "tiny"}, data=data)
+    assert [fault.rpartition("(")[2] for fault in faults] == ["no file is called so)"] * 2
 
 
 def test_names_of_bundled_data_are_no_files(folder: Folder) -> None:

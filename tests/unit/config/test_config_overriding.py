@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.config.schema import NOTHING
+from stoker.config.schema import NOTHING, Declared
 from tests.unit.config.composing import Desk, closed, real, reals, texts, whole
 
 SCHEMA = closed(lr=real(0.1), model__depth=whole(3), tags=texts(["a", "b"]), opts=reals({"a": 1.0, "b": 2.0}))
@@ -159,3 +159,19 @@ def test_overrides_are_applied_in_order(tree: Desk):
 def test_a_wrong_choice_is_shown_under_itself(desk: Desk):
     fault = desk.fault("model.depth=deep", files=[], schema=SCHEMA)
     assert fault.shown == "model.depth=deep\n            ^^^^"
+
+
+def test_a_word_that_another_choice_takes_brings_that_one(desk: Desk):
+    schema = closed(schedule=either("cosine", "linear"), turns=either("together", "priority"), lr=real(0.1))
+    assert desk.fault("schedule=priority", files=[], schema=schema).hint == "did you mean turns=priority?"
+    assert desk.fault("schedule=fast", files=[], schema=schema).hint == ""
+    assert desk.fault("lr=priority", files=[], schema=schema).hint == ""
+
+
+def either(*words: str) -> Declared:
+    def check(value: object) -> object:
+        if value not in words:
+            raise ValueError("it is none of them")
+        return value
+
+    return Declared(path="", read=check, check=check, says="|".join(words), default=words[0])

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.model.json_text import dumps, loads
-from stoker.model.printable import json_printable, one_line, outside, printable
+from stoker.model.printable import first_line, json_printable, one_line, outside, printable
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,8 @@ def test_a_line_of_json_stays_the_same_to_programs_and_says_nothing_to_terminals
     assert json_printable(line).isprintable()
     assert loads(json_printable(line)) == loads(line)
     assert "größe" in json_printable(line)
+
+
+def test_of_an_error_the_first_line_is_told_or_what_it_is_called():
+    assert first_line(ValueError("\n first\nsecond")) == "first"
+    assert first_line(KeyboardInterrupt()) == "KeyboardInterrupt"

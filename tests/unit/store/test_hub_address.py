@@ -8,6 +8,7 @@ from stoker.store.hub.address import (
     file_url,
     is_commit,
     read_repo,
+    read_repo_at,
     revision_url,
     tree_url,
 )
@@ -73,6 +74,15 @@ def test_a_revision_is_a_branch_a_tag_a_pull_request_or_a_commit(text):
 def test_a_revision_that_is_no_safe_path_is_refused(text):
     with pytest.raises(BadInput, match="not a revision"):
         check_revision(text)
+
+
+def test_a_repository_is_meant_at_its_main_revision_unless_another_is_named():
+    repo = Repo(name="org/name")
+    assert read_repo_at("org/name") == read_repo_at("org/name@") == (repo, "main")
+    assert read_repo_at("org/name@refs/pr/1") == (repo, "refs/pr/1")
+    for text in ("org/name@../up", "a/b/c@main"):
+        with pytest.raises(BadInput):
+            read_repo_at(text)
 
 
 def test_only_forty_small_hex_digits_are_a_commit():

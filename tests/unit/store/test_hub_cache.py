@@ -29,6 +29,16 @@ def test_a_ref_is_read_as_it_was_written(cache: HubCache):
     assert cache.read_ref(REPO, "refs/pr/1") == "d" * 40
 
 
+def test_a_revision_is_here_once_there_are_files_of_its_commit(cache: HubCache):
+    cache.write_ref(REPO, "main", COMMIT)
+    assert cache.commit_at(REPO, "main") == cache.commit_at(REPO, COMMIT) == ""
+    os.makedirs(cache.snapshot(REPO, COMMIT))
+    assert cache.commit_at(REPO, "main") == cache.commit_at(REPO, COMMIT) == COMMIT
+    assert cache.commit_at(REPO, "..") == cache.commit_at(REPO, "v1") == ""
+    os.makedirs(os.path.join(cache.root, "datasets--org--data"))
+    assert cache.models() == [REPO]
+
+
 def test_a_commit_needs_no_ref(cache: HubCache):
     cache.write_ref(REPO, COMMIT, COMMIT)
     assert not os.path.exists(cache.folder(REPO))

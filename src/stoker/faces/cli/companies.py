@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from stoker.faces.cli.call import Call
 from stoker.hardware.admission import memory_here
+from stoker.plan.preview import Preview, Verdict
 from stoker.worker.company_forecast import CompanyForecast, Room, foretell_companies
 from stoker.worker.ordering import Order
 
 
-def companies_here(call: Call, order: Order) -> list[CompanyForecast]:
-    """Foretell the companies of an order; none of one whose stages all work alone."""
-    together = [node for node in order.plan.nodes if node.stage.together]
-    if not together or not order.trials:
+def companies_here(call: Call, order: Order, seen: Preview) -> list[CompanyForecast]:
+    """Foretell the companies of an order's trials that would run; none of one whose stages all work alone."""
+    known = {forecast.node for forecast in seen.forecasts if forecast.verdict is Verdict.HIT}
+    together = [node for node in order.plan.nodes if node.stage.together and node.id not in known]
+    trials = [trial for trial in order.trials if trial.nodes.final not in known]
+    if not together or not trials:
         return []
     desk = call.desk()
     recipe = desk.catalogue.load(order.spec.recipe)
     room = Room(
         device_bytes=_most_free_bytes(call) if any(node.needs.gpu for node in together) else None,
-        memory_bytes=memory_here().available_bytes,
+        memory_bytes=memory_here().room_bytes,
     )
-    return foretell_companies(order.plan, order.trials, lambda trial: desk.shared_by(recipe, trial.args), room)
+    return foretell_companies(together, trials, lambda trial: desk.shared_by(recipe, trial.args), room)
 
 
 def _most_free_bytes(call: Call) -> int | None:

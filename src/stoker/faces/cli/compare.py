@@ -22,6 +22,7 @@ from stoker.faces.view.signs import ASCII, UNICODE
 from stoker.faces.view.svg import to_svg
 from stoker.faces.view.times import ago
 from stoker.host.durable import translated, write_file
+from stoker.host.installing import pip_install
 from stoker.model.errors import Usage
 from stoker.model.frozen import changed
 from stoker.plan.ranking import Direction
@@ -233,7 +234,7 @@ def _write_pictures(call: Call, folder: str, charts: Sequence[Chart], page: str)
         # It imports matplotlib, which takes longer than all the rest.
         from stoker.faces.view.png import to_png
     except ImportError:
-        hint = "note: PNG pictures need matplotlib: pip install 'stoker[plots]'"
+        hint = f"note: PNG pictures need matplotlib: {pip_install('stoker[plots]')}"
     else:
         files |= {f"{chart.name}.png": to_png(chart) for chart in charts}
     for name, data in files.items():

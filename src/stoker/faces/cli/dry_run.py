@@ -1,16 +1,22 @@
-"""`stoker run --dry-run`: hit or miss with the reason for every stage, and what the misses may cost. Runs nothing."""
+"""`stoker run --dry-run`: hit or miss with the reason for every stage, and what the misses may cost. Runs nothing.
+
+What a run would surely refuse, or fail on, is told last, and ends with the run's exit code.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.companies import companies_here
-from stoker.faces.view.company import forecast_text
+from stoker.faces.cli.failing import report
+from stoker.faces.view.company import forecast_lines
 from stoker.faces.view.tables import table
 from stoker.faces.view.times import span
 from stoker.model.digests import Digest
+from stoker.model.errors import StageInputError, StokerError
+from stoker.plan.impossible import impossible_here
 from stoker.plan.preview import Forecast, Preview, Verdict, preview
 from stoker.plan.resolve import changes_as_json
 from stoker.worker.ordering import Order
@@ -20,7 +26,7 @@ from stoker.worker.trials import is_sweep
 def show_forecast(
     call: Call, order: Order, kept: Mapping[str, Digest], rerun: frozenset[str], *, is_solo: bool = False
 ) -> int:
-    """Write what a run would do."""
+    """Write what a run would do; give the code that it would surely end with, else 0."""
     parts, out = call.parts, call.out
     seen = preview(order.plan, cache=parts.cache, history=parts.history, rerun=rerun, kept=kept)
     if is_sweep(order.trials):
@@ -28,10 +34,28 @@ def show_forecast(
     else:
         _show_stages(call, seen)
     if not is_solo and seen.count(Verdict.HIT) < len(seen.forecasts):
-        for company in companies_here(call, order):
+        for company in companies_here(call, order, seen):
             out.object({"company": company.to_json()})
-            out.line(forecast_text(company))
-    return 0
+            for line in forecast_lines(company):
+                out.line(line)
+    codes = [report(error, out, debug=call.flags.debug) for error in _foreseen(call, order, seen)]
+    return codes[0] if codes else 0
+
+
+def _foreseen(call: Call, order: Order, seen: Preview) -> Iterator[StokerError]:
+    """Give what a run would refuse before it begins; else what stages that surely run would find in their files."""
+    refused = impossible_here(call.parts.tools.engine, order.plan.nodes)
+    if refused is not None:
+        yield refused
+        return
+    labels = {name: one.label for one in order.trials for name in one.nodes.nodes if is_sweep(order.trials)}
+    missed = {forecast.node for forecast in seen.forecasts if forecast.verdict is Verdict.MISS}
+    for node in order.plan.nodes:
+        if node.id in missed and node.stage.foresee is not None:
+            try:
+                node.stage.foresee(node.stage.args.make(node.args))
+            except StageInputError as error:
+                yield type(error)(f"{labels.get(node.id, node.id)}: {error}", hint=error.hint, **error.data)
 
 
 def _show_stages(call: Call, seen: Preview) -> None:

@@ -16,6 +16,7 @@ from stoker.faces.cli.fleet.naming import FleetJob, meant
 from stoker.faces.cli.fleet.reaching import AT
 from stoker.faces.cli.grammar import Grammar, Positional
 from stoker.faces.cli.job_facts import job_facts, job_story, nodes_named, split_target
+from stoker.faces.view.companions import companions_text
 from stoker.faces.view.tables import table
 from stoker.faces.view.times import ago, span
 from stoker.model.errors import StokerError
@@ -176,6 +177,8 @@ def _show_one(call: Call, job: str, node: NodeStory, now: Forecast | None) -> No
     out.line(f"then  {node.ending}{took}: {'changed' if node.changes else _reason(node)}")
     for change in node.changes:
         out.line(f"        {Difference(**change)}")
+    if node.changes and (companions := companions_text(node)):
+        out.line(f"      {companions}")
     if node.hint:
         out.line(f"      hint: {node.hint}")
     if node.key:
@@ -190,7 +193,7 @@ def _show_one(call: Call, job: str, node: NodeStory, now: Forecast | None) -> No
 
 
 def _reason(node: NodeStory) -> str:
-    return "; ".join(text for text in (node.why, node.message) if text) or node.ending
+    return "; ".join(text for text in (node.why, node.message, companions_text(node)) if text) or node.ending
 
 
 def _now_word(now: Forecast | None) -> str:

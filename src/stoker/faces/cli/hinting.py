@@ -9,6 +9,7 @@ from stoker.model.errors import NetworkFailed, StokerError
 
 _LISTS = "lists what there is"
 _NO_HUB = "HF_ENDPOINT or --base-url names another hub or a mirror; --offline takes what is on this machine"
+_NO_HUB_FOR_JOB = "HF_ENDPOINT names another hub or a mirror; {argument}=FOLDER takes what is on this machine"
 _NOT_REACHED = frozenset({"dns", "refused", "unreachable", "connect_timeout"})
 _HINTS = {
     ("not_on_server", "offline"): "without --offline it is fetched",
@@ -25,7 +26,7 @@ _HINTS = {
 
 def hinted(error: StokerError) -> StokerError:
     """Add to an error's hint what the command line offers about it, once."""
-    if isinstance(error, NetworkFailed) and error.data.get("is_hub") and error.data.get("reason") in _NOT_REACHED:
+    if _is_unreached(error):
         error.hint = f"check this computer's network; {_NO_HUB}"
         return error
     more = _HINTS.get((error.code, str(error.data.get("reason"))), "")
@@ -33,3 +34,15 @@ def hinted(error: StokerError) -> StokerError:
         join = " " if error.hint.endswith("?") else "; "
         error.hint = f"{error.hint}{join}{more}" if error.hint else more
     return error
+
+
+def hinted_for_job(error: StokerError, argument: str) -> StokerError:
+    """Say of a job, which has none of a download's options, what to do if the hub is not reached for an argument."""
+    if _is_unreached(error):
+        error.hint = f"check this computer's network; {_NO_HUB_FOR_JOB.format(argument=argument)}"
+    return error
+
+
+def _is_unreached(error: StokerError) -> bool:
+    is_hub = isinstance(error, NetworkFailed) and bool(error.data.get("is_hub"))
+    return is_hub and error.data.get("reason") in _NOT_REACHED

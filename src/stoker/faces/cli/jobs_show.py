@@ -10,7 +10,8 @@ from stoker.faces.cli.fleet.reaching import AT
 from stoker.faces.cli.grammar import Grammar, Positional
 from stoker.faces.cli.job_facts import job_facts, job_story, trial_ends
 from stoker.faces.view.arguments import flat, value_text
-from stoker.faces.view.stages import memory_text, metrics_text, number, step_text
+from stoker.faces.view.companions import companies_lines
+from stoker.faces.view.stages import memory_text, metrics_text, step_text
 from stoker.faces.view.tables import table
 from stoker.faces.view.times import ago, span
 from stoker.worker.masking import masked_args
@@ -18,8 +19,6 @@ from stoker.worker.program_order import is_found
 from stoker.worker.reordering import trials_of_job
 from stoker.worker.story import NodeStory
 from stoker.worker.trials import KnownMetrics, TrialEnd, is_sweep, shared_nodes
-
-_METRICS_SHOWN = 3
 
 GRAMMAR = Grammar(
     "jobs show",
@@ -69,16 +68,17 @@ def perform(call: Call, given: dict[str, Any]) -> int:
         out.line(line)
     if nodes and ends:
         out.line()
-    if ends:
-        for line in table([_trial_row(one) for one in ends], header=("", "trial", *header[1:]), columns=out.columns):
-            out.line(line)
+    rows = [_trial_row(one) for one in ends]
+    told_of_trials = table(rows, header=("", "trial", *header[1:]), columns=out.columns) if rows else []
+    for line in (*told_of_trials, *companies_lines(spec.name, story.nodes.values())):
+        out.line(line)
     return 0
 
 
 def _trial_row(end: TrialEnd) -> list[str]:
     memory = memory_text(end.peak_bytes, end.peak_gpu_bytes)
     state = "kept" if end.is_kept else end.state
-    told = [end.message, *(f"{name} {number(value)}" for name, value in list(end.metrics.items())[:_METRICS_SHOWN])]
+    told = [end.message, metrics_text(end.metrics)]
     return [str(end.trial.number), end.trial.label, state, span(end.seconds), memory, "  ".join(filter(None, told))]
 
 
@@ -100,5 +100,6 @@ def _trial_as_json(end: TrialEnd) -> dict[str, Any]:
 
 def _row(node: NodeStory) -> list[str]:
     memory = memory_text(node.peak_rss_bytes, node.peak_gpu_bytes)
-    told = [node.message, step_text(node) if node.ending == "running" else "", metrics_text(node)]
+    is_over = node.ending != "running"
+    told = [node.message, "" if is_over else step_text(node), metrics_text(node.metrics, is_over=is_over)]
     return [node.node, node.ending, span(node.seconds), memory, "  ".join(text for text in told if text)]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from stoker.faces.cli.call import Call
@@ -13,15 +16,17 @@ from stoker.model.json_text import loads
 from stoker.plan.graph import Plan
 from stoker.plan.outcome import Ending, RunResult
 from stoker.worker.execution import JobResult
+from stoker.worker.ordering import Order
 from stoker.worker.program_order import RECIPE
 
 SUMMARY = "summary.json"
 _FILES_NAMED = 5
+_PLACEHOLDER = re.compile(r"(?<!\S)(\w+)=(?:FILE(?:\.\w+)?(?!\S)|PATH/\S*)")
 
 
-def show_outcome(call: Call, plan: Plan, job: JobResult, name: str) -> None:
+def show_outcome(call: Call, order: Order, job: JobResult) -> None:
     """Write what became of a run."""
-    out = call.out
+    out, plan, name = call.out, order.plan, order.spec.name
     if job.result is not None:
         out.line(counts_text(job.result))
         for line in _summary_lines(call, plan, job.result):
@@ -34,7 +39,9 @@ def show_outcome(call: Call, plan: Plan, job: JobResult, name: str) -> None:
         for kept in job.laid_out.kept_edits:
             out.note(f"note: you had edited it, so it was kept: {kept}")
     if job.result is not None and job.error is None:
-        for line in _next_lines(call, plan, job.result, name):
+        steps = _summary(call, plan, job.result).get("next")
+        proposed = [filled_in(str(step), order.spec.args) for step in steps] if isinstance(steps, list) else []
+        for line in ("next:", *(f"  {step}" for step in [*proposed, f"stoker explain {name}"])):
             out.line(line)
 
 
@@ -78,10 +85,17 @@ def _summary_lines(call: Call, plan: Plan, result: RunResult) -> list[str]:
     return lines
 
 
-def _next_lines(call: Call, plan: Plan, result: RunResult, name: str) -> list[str]:
-    steps = _summary(call, plan, result).get("next")
-    proposed = [str(step) for step in steps] if isinstance(steps, list) else []
-    return ["next:", *(f"  {step}" for step in [*proposed, f"stoker explain {name}"])]
+def filled_in(step: str, args: Mapping[str, Any]) -> str:
+    """Put what a run was given where a proposed command names a file or a folder by a placeholder.
+
+    Results are kept by content, so what wrote the proposal does not know where its inputs lie; the run does.
+    """
+
+    def given(found: re.Match[str]) -> str:
+        value = args.get(found[1])
+        return f"{found[1]}={shlex.quote(value)}" if isinstance(value, str) and value else found[0]
+
+    return _PLACEHOLDER.sub(given, step)
 
 
 def _summary(call: Call, plan: Plan, result: RunResult) -> dict[str, Any]:

@@ -68,6 +68,10 @@ class Settings(Protocol):
         """Python environments that jobs run in."""
 
     @property
+    def kernels(self) -> str:
+        """What was compiled for devices."""
+
+    @property
     def fleet(self) -> str:
         """What a coordinator of this home keeps."""
 

@@ -39,9 +39,10 @@ class Progress:
         self._kept: list[dict[str, Any]] = []
         self._paces: dict[str, Pace] = {}
         self._has_begun = False
-        self._failed = 0
+        self._apart = 0
         self._company = company or CompanyNews()
         self._is_introduced = False
+        self._told_together: set[str] = set()
         self._titles = titles
         self._width = titles.width
         self._near = near
@@ -59,6 +60,7 @@ class Progress:
                 return
             if event.kind == Kinds.TRIAL_END and event.fields.get("is_kept"):
                 self._kept.append(event.fields)
+                self._apart += 1
                 return
             lines = list(self._lines(event.kind, event.fields, node))
             if self._kept and (lines or event.kind == Kinds.RUN_END):
@@ -77,18 +79,19 @@ class Progress:
                 for node in nodes
                 if node.ending == "waiting" and now_s - (node.waits_since_s or now_s) >= max(at_least_s, 0.1)
             ]
-            company = [company_text(self._company.speed, self._width)] if self._company.speed.members > 1 else []
-            return (
-                waiting
-                + company
-                + [
-                    running_text(node, self._width, now_s, self._paces.get(node.node))
-                    for node in nodes
-                    if node.ending == "running"
-                    and node.instances is None
-                    and now_s - (node.began_s or now_s) >= at_least_s
-                ]
-            )
+            shown = [
+                node
+                for node in nodes
+                if node.ending == "running" and node.instances is None and now_s - (node.began_s or now_s) >= at_least_s
+            ]
+            # Of a trial with several stages the name says which one.
+            width = max((self._width, *(len(node.title or node.node) for node in shown)))
+            company = [company_text(self._company.speed, width)] if self._company.speed.members > 1 else []
+            return [
+                *waiting,
+                *company,
+                *(running_text(node, width, now_s, self._paces.get(node.node)) for node in shown),
+            ]
 
     def _keep_pace(self, kind: str, node: NodeStory, at_s: float) -> None:
         if kind == Kinds.STAGE_STEP and isinstance(node.step, int):
@@ -131,7 +134,9 @@ class Progress:
         if kind == Kinds.STAGE_BEGIN and node.node in self._titles.together and not self._is_introduced:
             self._is_introduced = True
             yield from self._company.lines
-        if kind in _ENDS:
+        if kind == Kinds.STAGE_TOLD:
+            yield from self._told(node, fields)
+        elif kind in _ENDS:
             # A trial tells of its own end, with its label and where its result lies.
             if node.node not in self._titles.of_trials:
                 yield self._finished(node)
@@ -139,8 +144,9 @@ class Progress:
             pause = span(float(fields.get("delay_s", 0.0)))
             yield f"{self._signs.again} {node.node:<{self._width}}  {node.message}; again in {pause}"
         elif kind == Kinds.STAGE_WAITING:
-            why = f"{'' if node.waits_for else 'waits: '}{fields.get('why', '')}"
-            yield f"{self._signs.again} {node.title or node.node:<{self._width}}  {why}"
+            why = str(fields.get("why", ""))
+            said = why if why.startswith("waits ") else f"waits: {why}"
+            yield f"{self._signs.again} {node.title or node.node:<{self._width}}  {said}"
         elif kind == Kinds.STAGE_REWIND:
             text = f"runs again: its bytes are gone and {fields.get('wanted_by')} reads them"
             yield f"{self._signs.again} {node.node:<{self._width}}  {text}"
@@ -149,6 +155,18 @@ class Progress:
         elif kind == Kinds.CACHE_DIFFERS and not fields.get("expected"):
             stays = "the new one" if fields.get("kept") == fields.get("ours") else "the first one"
             yield self._warning(node.node, f"gave another result than before from the same inputs; {stays} is kept")
+
+    def _told(self, node: NodeStory, fields: dict[str, Any]) -> Iterable[str]:
+        """Tell what a stage says for people, unless that can wait for its end; once of those that work together."""
+        if fields.get("at_once"):
+            yield f"  {node.title or node.node:<{self._width}}  {fields.get('text', '')}"
+        elif node.node in self._titles.together:
+            text, node.told = node.told, ""
+            if text not in self._told_together:
+                self._told_together.add(text)
+                yield text
+        elif node.node in self._titles.of_trials:
+            yield f"  {node.title:<{self._width}}  {node.told}"
 
     def _finished(self, node: NodeStory) -> str:
         sign = sign_of(node, self._signs)
@@ -162,8 +180,9 @@ class Progress:
             str(state), signs.left
         )
         colour = {"completed": "green", "failed": "red"}.get(str(state), "dim")
-        self._failed += state == "failed"
-        others = max(0, self._titles.trials - self._failed) if self._titles.together else 0
+        self._apart += state == "failed"
+        # Those that failed, and those that were known, are not there to be affected.
+        others = max(0, self._titles.trials - self._apart) if self._titles.together else 0
         return f"{self._out.paint(sign, colour)} {trial_text(fields, self._titles, self._near, others=others)}"
 
     def _warning(self, name: str, text: str) -> str:

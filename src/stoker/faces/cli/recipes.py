@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.grammar import Grammar, Option
 from stoker.faces.view.tables import table
+from stoker.host.installing import pip_install
 from stoker.model.errors import Usage
 from stoker.model.frozen import fields_of
 from stoker.model.suggest import did_you_mean
@@ -54,4 +55,4 @@ def list_entries(call: Call, entries: list[Entry]) -> None:
         out.line(line)
     if not entries:
         out.line("no cookbook is installed")
-        out.note("hint: pip install 'stoker[tabular]' brings one")
+        out.note(f"hint: {pip_install('stoker[tabular]')} brings one")

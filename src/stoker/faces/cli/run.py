@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.config.config_file import SUFFIXES
+from stoker.faces.cli.bringing import Bringing
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.gang import AUTO, ranks
 from stoker.faces.cli.grammar import Grammar, Option, Positional, duration, whole
@@ -24,35 +25,40 @@ from stoker.worker.trials import is_sweep
 MOST_UNASKED = 1_000
 MOST_TRIALS = 100_000
 
-RUNNING = (
-    Option("--dry-run", help="show what would run, why, and what it may cost; run nothing"),
-    Option(
-        "--rerun",
-        value="STAGE",
-        help="run this stage although its result is known; several with commas or by giving it again",
-        is_many=True,
-    ),
-    Option("--keep-going", help="go on with what does not depend on a stage that failed; a sweep does so anyway"),
-    Option("--max-failures", value="N", read=whole(1), help="with --keep-going, which it implies: stop after N"),
-    Option("--solo", help="each in a process of its own, also what could be trained together over one base"),
-    Option("-j", "--jobs", value="N", read=whole(1), help=f"stages at once, {MAX_IN_FLIGHT} unless told; programs 1"),
-    Option("--name", value="NAME", help="what the job is called; the recipe's last word, or the script, unless told"),
-    Option("--out", value="DIR", help="lay results out in DIR/NAME; stoker-out unless told"),
-    Option("--no-out", help="keep results in the store only"),
-    Option("--timeout", value="TIME", read=duration, help="stop if the whole takes longer: 90s, 15m, 2h"),
-    Option(
-        "--contain",
-        value="HOW",
-        help="keep memory within bounds by exactly this: systemd, cgroup2, cgroup1, address_space, watchdog, bare",
-    ),
-    Option(
-        "--wandb",
-        value="PROJECT",
-        help="pass metrics on to wandb too, offline unless WANDB_MODE says so; the program's Python has to have it",
-    ),
-    Option("-y", "--yes", help=f"do not ask, also for more than {MOST_UNASKED:,} trials"),
-)
-"""What may be said of how work is to run, whatever it is."""
+
+def running(unnamed: str) -> tuple[Option, ...]:
+    """Give what may be said of how work is to run; `unnamed` is what its job is called unless told."""
+    return (
+        Option("--dry-run", help="show what would run, why, and what it may cost; run nothing"),
+        Option(
+            "--rerun",
+            value="STAGE",
+            help="run this stage although its result is known; several with commas or by giving it again",
+            is_many=True,
+        ),
+        Option("--keep-going", help="go on with what does not depend on a stage that failed; a sweep does so anyway"),
+        Option("--max-failures", value="N", read=whole(1), help="with --keep-going, which it implies: stop after N"),
+        Option("--solo", help="each in a process of its own, also what could be trained together over one base"),
+        Option(
+            "-j", "--jobs", value="N", read=whole(1), help=f"stages at once, {MAX_IN_FLIGHT} unless told; programs 1"
+        ),
+        Option("--name", value="NAME", help=f"what the job is called; {unnamed}, unless told"),
+        Option("--out", value="DIR", help="lay results out in DIR/NAME; stoker-out unless told"),
+        Option("--no-out", help="keep results in the store only"),
+        Option("--timeout", value="TIME", read=duration, help="stop if the whole takes longer: 90s, 15m, 2h"),
+        Option(
+            "--contain",
+            value="HOW",
+            help="keep memory within bounds by exactly this: systemd, cgroup2, cgroup1, address_space, watchdog, bare",
+        ),
+        Option(
+            "--wandb",
+            value="PROJECT",
+            help="pass metrics on to wandb too, offline unless WANDB_MODE says so; the program's Python has to have it",
+        ),
+        Option("-y", "--yes", help=f"do not ask, also for more than {MOST_UNASKED:,} trials"),
+    )
+
 
 GRAMMAR = Grammar(
     "run",
@@ -90,7 +96,7 @@ GRAMMAR = Grammar(
             help="run a program, or a recipe that has ranks=, as N processes that start and end together; auto: one "
             "for each GPU, or 1. See `stoker help gang run`",
         ),
-        *RUNNING,
+        *running("the recipe's last word, or the script"),
     ),
     examples=(
         "stoker run tabular/gbt data=iris lr=0.05",
@@ -109,21 +115,30 @@ GRAMMAR = Grammar(
 def perform(call: Call, given: dict[str, Any]) -> int:
     """Run, or show what a run would do."""
     rerun = words_of(given["rerun"])
-    desk = call.desk()
+    desk, bringing = call.desk(), Bringing(call, is_dry=given["dry_run"])
     if given["failed"] is not None:
-        order, going_on = _order_failed(call, desk, given)
+        order, going_on = _order_failed(call, desk, bringing, given)
         if order is None:
             return 0
         nodes = nodes_to_rerun(order.plan, rerun)
     else:
-        order = _order(call, desk, given)
+        order = _order(call, desk, bringing, given)
+        if order is None:
+            return 0
         nodes = nodes_to_rerun(order.plan, rerun)
         going_on = go_on(order, call.parts.cache, call.sweeps_folder(), afresh=bool(nodes))
     _refuse_shared_outputs(order, given)
-    return carry_out(call, order, going_on, given, nodes)
+    return carry_out(call, order, going_on, given, nodes, bringing)
 
 
-def carry_out(call: Call, order: Order, going_on: Continuation, given: dict[str, Any], nodes: frozenset[str]) -> int:
+def carry_out(
+    call: Call,
+    order: Order,
+    going_on: Continuation,
+    given: dict[str, Any],
+    nodes: frozenset[str],
+    bringing: Bringing,
+) -> int:
     """Run an order, or show what that would do; `nodes` run in any case."""
     for note in (*order.notes, going_on.note):
         if note:
@@ -132,6 +147,7 @@ def carry_out(call: Call, order: Order, going_on: Continuation, given: dict[str,
         from stoker.faces.cli.dry_run import show_forecast
 
         return show_forecast(call, order, going_on.kept, nodes, is_solo=given["solo"])
+    bringing.verify(order)
     return run_order(call, order, going_on, given, nodes)
 
 
@@ -140,7 +156,8 @@ def words_of(given: list[str]) -> list[str]:
     return [word for words in given for word in words.split(",") if word]
 
 
-def _order(call: Call, desk: Desk, given: dict[str, Any]) -> Order:
+def _order(call: Call, desk: Desk, bringing: Bringing, given: dict[str, Any]) -> Order | None:
+    """Order what is wanted; nothing if a dry run can only say what would be fetched for it."""
     if given["ranks"] == AUTO:
         given["ranks"] = max(1, len(call.parts.devices))
     wanted = read_wanted(given)
@@ -154,7 +171,7 @@ def _order(call: Call, desk: Desk, given: dict[str, Any]) -> Order:
         )
     draft = desk.draft(wanted)
     _check_size(call, draft, given)
-    return desk.order_draft(draft)
+    return bringing.order(lambda: desk.order_draft(draft))
 
 
 def _refuse_shared_outputs(order: Order, given: dict[str, Any]) -> None:
@@ -188,7 +205,9 @@ def _check_size(call: Call, draft: Draft, given: dict[str, Any]) -> None:
         )
 
 
-def _order_failed(call: Call, desk: Desk, given: dict[str, Any]) -> tuple[Order | None, Continuation]:
+def _order_failed(
+    call: Call, desk: Desk, bringing: Bringing, given: dict[str, Any]
+) -> tuple[Order | None, Continuation]:
     """Order an earlier job again, keeping all of it that succeeded; nothing if all of it did."""
     if given["target"] or given["values"] or given["program"] is not None or given["config"]:
         raise Usage("--failed takes everything from the earlier job", hint=f"stoker run --failed {given['failed']}")
@@ -200,9 +219,11 @@ def _order_failed(call: Call, desk: Desk, given: dict[str, Any]) -> tuple[Order 
     has_trouble = end is None or end.error is not None
     if not is_sweep(trials):
         if has_trouble:
-            return reorder(desk, folder, name=given["name"] or ""), Continuation()
+            return bringing.order(lambda: reorder(desk, folder, name=given["name"] or "")), Continuation()
     else:
-        order = reorder(desk, folder, name=given["name"] or "", at_once=given["jobs"] or 1)
+        order = bringing.order(lambda: reorder(desk, folder, name=given["name"] or "", at_once=given["jobs"] or 1))
+        if order is None:
+            return None, Continuation()
         going_on, left = go_on_after(
             order, call.parts.cache, call.sweeps_folder(), trials=trials, story=job_story(folder)
         )

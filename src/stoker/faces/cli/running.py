@@ -13,11 +13,12 @@ from stoker.faces.cli.interrupting import Interruptions, say_aside
 from stoker.faces.cli.outcome import failure_lines, show_outcome
 from stoker.faces.cli.progress import Progress
 from stoker.faces.cli.screens import PlainScreen, Screen, SilentScreen
-from stoker.faces.view.company import CompanyNews, forecast_text
+from stoker.faces.view.company import CompanyNews, forecast_lines
 from stoker.faces.view.trials import titles_of
 from stoker.model.errors import Cancelled, NoPermission
 from stoker.model.events import Event, event_line
 from stoker.model.frozen import changed
+from stoker.plan.preview import preview
 from stoker.plan.run_options import MAX_IN_FLIGHT, RunOptions
 from stoker.worker.continuing import Continuation
 from stoker.worker.execution import Execution, JobResult, abandon
@@ -45,8 +46,13 @@ def run_order(call: Call, order: Order, going_on: Continuation, given: dict[str,
         from stoker.faces.cli.wandb import tracking_of
 
         tracking = tracking_of(call, order, given["wandb"])
-    companies = [] if options.solo else companies_here(call, order)
-    company = CompanyNews(lines=tuple(forecast_text(one) for one in companies), is_solo=options.solo)
+    companies = []
+    if not options.solo and any(node.stage.together for node in order.plan.nodes):
+        parts, kept = call.parts, going_on.kept
+        seen = preview(order.plan, cache=parts.cache, history=parts.history, rerun=rerun, kept=kept)
+        companies = companies_here(call, order, seen)
+    lines = tuple(line for one in companies for line in forecast_lines(one))
+    company = CompanyNews(lines=lines, is_solo=options.solo)
     screen, listener, say = _listen(call, order, company)
     execution = Execution(
         plan=order.plan,
@@ -109,7 +115,7 @@ def _tell(call: Call, order: Order, job: JobResult, company: CompanyNews) -> int
 
         show_sweep_outcome(call, order, job, company)
     elif not call.flags.quiet:
-        show_outcome(call, order.plan, job, name)
+        show_outcome(call, order, job)
     elif job.laid_out is not None:
         call.out.line(job.laid_out.folder)
     for part in (call.parts.store.memo.trouble, call.parts.history.trouble):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from stoker.config.adapters import BEST
@@ -60,7 +60,8 @@ def _show_company(call: Call, order: Order, job: JobResult, company: CompanyNews
     total = len(order.trials)
     ran = [end for end in job.trials if not end.is_kept]
     if ran and job.result is not None:
-        text = end_text(job.trials, total, job.result.elapsed_s, company.speed.mean)
+        kept = len(job.trials) - len(ran)
+        text = end_text(ran, total - kept, job.result.elapsed_s, company.speed.mean)
         is_done = any(end.state == "completed" for end in ran)
         # What is known is not trained again, unless that is asked for.
         trained = next((node.stage.name.rpartition("/")[2] for node in order.plan.nodes if node.stage.together), "")
@@ -72,7 +73,16 @@ def _show_company(call: Call, order: Order, job: JobResult, company: CompanyNews
         return
     best = near_path(os.path.join(out, BEST), call.parts.settings.folder)
     is_adapter = os.path.exists(os.path.join(out, BEST, _ADAPTER))
-    call.out.line(f'best: PeftModel.from_pretrained(base, "{best}")' if is_adapter else f"best: {best}")
+    call.out.line(where_text(best, {str(trial.args.get("base")) for trial in order.trials} if is_adapter else ()))
+
+
+def where_text(best: str, bases: Collection[str]) -> str:
+    """Say where the best result lies; of an adapter over one of some bases how it is loaded."""
+    from stoker.cookbooks.language.bundled import BASES
+
+    # A bundled base lies in no folder that somebody could load as `base`.
+    is_loaded = any(base not in BASES for base in bases)
+    return f'best: PeftModel.from_pretrained(base, "{best}")' if is_loaded else f"best: {best}"
 
 
 def best_text(ends: Sequence[TrialEnd], args: Mapping[str, Any]) -> str:

@@ -35,8 +35,9 @@ _SHORTEST_NAME = 12
 class TransferLines:
     """Turns events of downloads into lines."""
 
-    def __init__(self, screen: Screen, out: Output, *, shows_progress: bool = True) -> None:
+    def __init__(self, screen: Screen, out: Output, *, shows_progress: bool = True, tells_there: bool = True) -> None:
         self._screen = screen
+        self._tells_there = tells_there
         self._out = out
         self._signs = UNICODE if out.is_unicode else ASCII
         self._lock = threading.Lock()
@@ -112,7 +113,8 @@ class TransferLines:
         name = f"{self._name(told):<{self._width}}"
         if kind == Kinds.DOWNLOAD_DONE:
             if told.get("status") == "cached":
-                self._there.append(told)
+                if self._tells_there:
+                    self._there.append(told)
             elif self._transfers.files > _MANY and int(told.get("ms") or 0) < _QUICK_MS:
                 self._quick.append(told)
             else:

@@ -19,6 +19,11 @@ _THOUSAND = 1000
 _MOST_RANKED = 20
 
 
+def forecast_lines(one: CompanyForecast) -> tuple[str, ...]:
+    """Say over which base a company works, and what is foreseen of it."""
+    return (*([one.about] if one.about else []), forecast_text(one))
+
+
 def forecast_text(one: CompanyForecast) -> str:
     """Say what is foreseen of one company."""
     adapters = "1 adapter" if one.members == 1 else f"{one.members:,} adapters, one base"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from stoker.faces.view.health import health_rows
-from stoker.faces.view.stages import number
+from stoker.faces.view.stages import metrics_text, number
 from stoker.faces.view.tables import table
 from stoker.faces.view.times import ago, span
 from stoker.model.fleet_events import FleetKinds
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 JOB_HEADER = ("job", "state", "where", "when", "took", "id", "")
 _SHORT_ID = 12
-_METRICS_SHOWN = 3
 _LONGEST_WHY = 200
 
 
@@ -64,12 +62,9 @@ def progress_text(view: JobView) -> str:
     if view.step is not None and view.state == "running":
         step = f"{100 * view.step // view.of} %" if view.of else f"step {view.step:,}"
     says = view.says if view.state in ("claimed", "running") and not view.metrics else ""
-    return "  ".join(filter(None, (step, metrics_text(view.metrics), one_line(says, _LONGEST_WHY))))
-
-
-def metrics_text(metrics: Mapping[str, float]) -> str:
-    """Give the first metrics."""
-    return "  ".join(f"{name} {number(value)}" for name, value in islice(metrics.items(), _METRICS_SHOWN))
+    return "  ".join(
+        filter(None, (step, metrics_text(view.metrics, is_over=view.state != "running"), one_line(says, _LONGEST_WHY)))
+    )
 
 
 def attempt_row(attempt: AttemptView, now_s: float) -> list[str]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from stoker.faces.view.signs import Signs
 from stoker.faces.view.times import span
 from stoker.model.units import format_size
+from stoker.plan.ranking import known_direction, preference
 from stoker.worker.story import NodeStory
 
 _METRICS_SHOWN = 3
+_SCHEDULED = frozenset({"lr", "learning_rate"})
 _LONG_ENOUGH_S = 1.0
 
 
@@ -25,8 +29,8 @@ def finished_text(node: NodeStory, width: int) -> str:
     took = span(node.seconds) if node.ending in ("ran", "failed", "diverged") else ""
     word = node.ending
     if node.ending in ("failed", "diverged", "pruned") and node.message:
-        word = f"{'left out' if node.ending == 'pruned' else node.ending}: {node.message}"
-    told = [metrics_text(node), _peak_on_devices(node)] if node.ending == "ran" else []
+        word = f"{'left out' if node.ending == 'pruned' else node.ending}: {_in_one_line(node.message)}"
+    told = [node.told, metrics_text(node.metrics), _peak_on_devices(node)] if node.ending == "ran" else []
     more = "  ".join(filter(None, told))
     return f"{node.title or node.node:<{width}}  {took:>6}  {word}{f'  {more}' if more else ''}"
 
@@ -62,7 +66,7 @@ def running_text(node: NodeStory, width: int, now_s: float, pace: Pace | None = 
         f"{node.title or node.node:<{width}}",
         f"{span(max(0.0, passed_s)):>6}",
         step_text(node),
-        metrics_text(node),
+        metrics_text(node.metrics, is_over=False),
         pace_text(node, pace.steps_per_s() if pace else None),
     ]
     return "  ".join(part for part in parts if part)
@@ -91,10 +95,21 @@ def pace_text(node: NodeStory, steps_per_s: float | None) -> str:
     return f"{said}  ETA {span((node.of - node.step) / steps_per_s)}"
 
 
-def metrics_text(node: NodeStory) -> str:
-    """Give the first few metrics of a stage."""
-    shown = list(node.metrics.items())[:_METRICS_SHOWN]
-    return "  ".join(f"{name} {number(value)}" for name, value in shown)
+def metrics_text(metrics: Mapping[str, Any], *, is_over: bool = True) -> str:
+    """Give the first few metrics of work that goes on, or is over."""
+    return "  ".join(f"{name} {number(value)}" for name, value in few_metrics(metrics, is_over=is_over).items())
+
+
+def few_metrics(metrics: Mapping[str, Any], *, is_over: bool = True) -> dict[str, Any]:
+    """Give the first few metrics; what results would be ranked by is always among them."""
+    if is_over:
+        # Where a schedule has ended is not the rate that somebody set.
+        metrics = {name: value for name, value in metrics.items() if name not in _SCHEDULED}
+    few = dict(list(metrics.items())[:_METRICS_SHOWN])
+    best = min(metrics, key=preference, default="")
+    if best in few or known_direction(best) is None:
+        return few
+    return {**dict(list(few.items())[:-1]), best: metrics[best]}
 
 
 def number(value: object) -> str:
@@ -105,6 +120,14 @@ def number(value: object) -> str:
         # Nobody means minus zero.
         return f"{value + 0.0:g}"
     return str(value)
+
+
+def _in_one_line(message: str) -> str:
+    """Give what a message begins with, and the first of what it lists: all of it is told at the end of the run."""
+    first, *listed = message.splitlines()
+    if not listed:
+        return message
+    return f"{first} {listed[0]}{' …' if len(listed) > 1 else ''}"
 
 
 def _peak_on_devices(node: NodeStory) -> str:

@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stoker.faces.view.company import unaffected_text
-from stoker.faces.view.stages import memory_text, number
+from stoker.faces.view.stages import memory_text, metrics_text
 from stoker.faces.view.times import span
 from stoker.model.frozen import fresh, frozen
 from stoker.plan.graph import Plan
 from stoker.plan.ranking import known_direction, preference
 from stoker.worker.trials import Trial, is_sweep, shared_nodes
 
-_METRICS_SHOWN = 3
 _METRICS_OF_MEMBERS = 2
 
 
@@ -39,9 +38,11 @@ _WIDEST = 40
 
 def titles_of(plan: Plan, trials: Sequence[Trial], *, job: str = "", is_solo: bool = False) -> Titles:
     """Name the nodes of a plan."""
+    together = frozenset(node.id for node in plan.nodes if node.stage.together and not is_solo)
     if not is_sweep(trials):
         plain = [f"{node.id}[0]" if node.fans_out else node.id for node in plan.nodes]
-        return Titles(width=min(_WIDEST, max(map(len, plain), default=0)), job=job)
+        width = min(_WIDEST, max(map(len, plain), default=0))
+        return Titles(width=width, job=job, together=together)
     shared = shared_nodes(trials)
     names: dict[str, str] = {}
     for trial in trials:
@@ -55,7 +56,7 @@ def titles_of(plan: Plan, trials: Sequence[Trial], *, job: str = "", is_solo: bo
         of_trials=frozenset(names),
         width=min(_WIDEST, widest),
         job=job,
-        together=frozenset() if is_solo else frozenset(node.id for node in plan.nodes if node.stage.together),
+        together=together,
         trials=len(trials),
     )
 
@@ -77,7 +78,7 @@ def trial_text(fields: Mapping[str, Any], titles: Titles, near: str, *, others: 
         # Of members what they are ranked by comes first; what they took is told of all of them together.
         metrics = {name: metrics[name] for name in sorted(metrics, key=preference) if known_direction(name)}
         metrics = dict(list(metrics.items())[:_METRICS_OF_MEMBERS])
-    told = [f"{name} {number(value)}" for name, value in list(metrics.items())[:_METRICS_SHOWN]]
+    told = [text] if (text := metrics_text(metrics)) else []
     memory = memory_text(fields.get("peak_bytes"), fields.get("peak_gpu_bytes"))
     told += [f"peak {memory}"] if memory else []
     if fields.get("is_kept"):

@@ -57,6 +57,12 @@ def read_repo(text: str) -> Repo:
     return Repo(kind=kind, name=name)
 
 
+def read_repo_at(text: str) -> tuple[Repo, str]:
+    """Read `org/name@revision`, or `org/name`, which means its main one. Raises `BadInput`."""
+    name, _, revision = text.partition("@")
+    return read_repo(name), check_revision(revision or MAIN)
+
+
 def check_revision(text: str) -> str:
     """Give a branch, tag, `refs/pr/N` or commit back if it is safe in a URL and below a folder. Raises `BadInput`."""
     parts = text.split("/")

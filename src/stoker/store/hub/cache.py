@@ -78,6 +78,12 @@ class HubCache:
         """Give every download in the cache that did not come to its end, whoever began it."""
         return [one for folder in self._all_blobs() for one in _unfinished_in(folder)]
 
+    def models(self) -> list[Repo]:
+        """Give the models that have a folder in the cache, whatever of them was fetched."""
+        names = sorted(os.listdir(self.root)) if os.path.isdir(self.root) else []
+        parts = [name.split("--") for name in names]
+        return [Repo(name="/".join(named)) for kind, *named in parts if kind == "models" and named]
+
     def snapshot(self, repo: Repo, commit: str) -> str:
         return os.path.join(self.root, repo.folder, "snapshots", commit)
 
@@ -106,6 +112,11 @@ class HubCache:
         except (OSError, ValueError):
             return ""
         return commit if is_commit(commit) else ""
+
+    def commit_at(self, repo: Repo, revision: str) -> str:
+        """Give the commit that a revision is here, or nothing if the cache has no files of it."""
+        commit = self.read_ref(repo, revision) or revision
+        return commit if is_commit(commit) and os.path.isdir(self.snapshot(repo, commit)) else ""
 
     def write_ref(self, repo: Repo, revision: str, commit: str) -> None:
         """Note which commit a revision is. Comes last: whoever follows it finds everything there."""

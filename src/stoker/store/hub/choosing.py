@@ -45,6 +45,12 @@ def choose(
     return chosen
 
 
+def fitting(files: Sequence[RepoFile], texts: Sequence[str]) -> tuple[RepoFile, ...]:
+    """Give the files at a repository's top that fit one of some names and patterns; what fits nothing is no matter."""
+    wanted = _Texts(texts)
+    return tuple(file for file in files if "/" not in file.path and wanted.fit(file.path))
+
+
 class _Texts:
     """Names and patterns that a path may fit. A path fits itself, whatever signs are in it."""
 

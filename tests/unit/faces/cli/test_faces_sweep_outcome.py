@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from stoker.faces.cli.sweep_outcome import best_text
+from stoker.faces.cli.sweep_outcome import best_text, where_text
 from stoker.model.digests import digest_value
 from stoker.plan.sweep_plan import TrialNodes
 from stoker.worker.trials import Trial, TrialEnd
@@ -35,3 +35,9 @@ def test_where_there_is_nothing_to_compare_nothing_is_best() -> None:
 
 def test_a_value_that_is_none_never_wins() -> None:
     assert best_text([end(1, loss=math.nan), end(2, loss=0.7), end(3)], {}) == "Best lr=2 (loss 0.7)."
+
+
+def test_how_the_best_adapter_is_loaded_is_told_unless_there_is_no_base_to_load() -> None:
+    assert where_text("out/best", {"org/name"}) == 'best: PeftModel.from_pretrained(base, "out/best")'
+    assert where_text("out/best", {"tiny"}) == "best: out/best"
+    assert where_text("out/best", ()) == "best: out/best"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from stoker.faces.cli.fetch.command import GRAMMAR
-from stoker.faces.cli.hinting import _HINTS, hinted
+from stoker.faces.cli.hinting import _HINTS, hinted, hinted_for_job
 from stoker.model import errors
-from stoker.model.errors import NotOnServer, StokerError
+from stoker.model.errors import NetworkFailed, NotOnServer, StokerError
 
 CODES = {kind.code for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, StokerError)}
 OPTIONS = {name for option in GRAMMAR.options for name in option.names}
@@ -28,3 +28,11 @@ def test_an_error_that_nothing_is_offered_for_stays_as_it_is(error: NotOnServer)
 def test_a_hint_is_for_an_error_that_exists_and_names_options_that_exist(key: tuple[str, str]) -> None:
     assert key[0] in CODES
     assert {word.strip(",;") for word in _HINTS[key].split() if word.startswith("--")} <= OPTIONS
+
+
+def test_a_job_is_offered_what_a_job_takes_where_the_hub_is_not_reached() -> None:
+    error = NetworkFailed("refused", is_hub=True, reason="refused")
+    assert "--offline" in hinted(error).hint
+    told = hinted_for_job(error, "base").hint
+    assert ("--" in told, "base=FOLDER" in told, "HF_ENDPOINT" in told) == (False, True, True)
+    assert hinted_for_job(NetworkFailed("slow", hint="wait", is_hub=True, reason="slow"), "base").hint == "wait"

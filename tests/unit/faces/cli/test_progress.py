@@ -84,10 +84,15 @@ def test_who_waits_no_longer_runs_like_everybody() -> None:
     assert paper.running(111.0, 0.0) == ["train     10s"]
 
 
-def test_who_waits_for_another_process_says_so_once() -> None:
-    event = Event(Kinds.STAGE_WAITING, {"node": "train", "key": "k", "why": "process 7 works on it"})
-    paper = follow(event)
-    assert paper.lines == ["~ train  waits: process 7 works on it"]
+def test_who_waits_for_another_process_says_so_and_keeps_saying_for_whom() -> None:
+    why = "process 7 has worked on it for 4s"
+    fields: dict[str, object] = {"node": "train", "key": "k", "why": why, "waits_for": "waits for process 7"}
+    paper = follow(Event(Kinds.STAGE_WAITING, fields))
+    assert paper.lines == ["~ train  waits: process 7 has worked on it for 4s"]
+    assert paper.running is not None
+    assert paper.running(112.0, 5.0) == ["train     12s  waits for process 7"]
+    hit = Event(Kinds.STAGE_SKIPPED, {"node": "train", "stage": "x", "key": "k", "digest": "d"})
+    paper = follow(Event(Kinds.STAGE_WAITING, fields), hit)
     assert paper.running is not None
     assert paper.running(112.0, 0.0) == []
 
@@ -203,3 +208,47 @@ def test_members_of_a_company_are_introduced_once_and_their_speed_is_told_togeth
     assert paper.lines == ["2 adapters, one base", "✗ a                   loss is nan, the other one unaffected"]
     assert paper.running is not None
     assert paper.running(110.0, 0.0)[0] == "2 together  1,000 tokens/s"
+    kept = Event(Kinds.TRIAL_END, {"label": "b", "state": "completed", "is_kept": True, "trial": 2})
+    assert follow(kept, begin("1.train"), Event(Kinds.TRIAL_END, diverged), titles=titles).lines[-1].endswith("is nan")
+
+
+def told(name: str, text: str) -> Event:
+    return Event(Kinds.STAGE_TOLD, {"node": name, "text": text})
+
+
+def test_what_a_company_tells_is_told_at_once_and_once_for_all_its_members() -> None:
+    names = {"1.train": "a", "2.train": "b"}
+    titles = Titles(names=names, of_trials=frozenset(names), width=1, together=frozenset(names), trials=2)
+    said = [told(name, "compiling 38s (kept for next time)") for name in names]
+    paper = follow(begin("1.train"), begin("2.train"), *said, titles=titles)
+    assert paper.lines == ["compiling 38s (kept for next time)"]
+
+
+def test_news_of_one_member_is_told_at_once_under_its_name_and_is_not_repeated_at_its_end() -> None:
+    names = {"1.train": "a", "2.train": "b"}
+    titles = Titles(names=names, of_trials=frozenset(names), width=1, together=frozenset(names), trials=2)
+    said = [
+        Event(Kinds.STAGE_TOLD, {"node": name, "text": "goes on after update 10 of 120", "at_once": True})
+        for name in (*names, "train")
+    ]
+    paper = follow(begin("1.train"), begin("2.train"), *said[:2], titles=titles)
+    assert paper.lines == ["  a  goes on after update 10 of 120", "  b  goes on after update 10 of 120"]
+    end = Event(Kinds.STAGE_END, {"node": "train", "seconds": 2.0})
+    assert follow(begin("train"), said[2], end).lines == [
+        "  train  goes on after update 10 of 120",
+        "✓ train    2.0s  ran",
+    ]
+
+
+def test_of_a_failure_that_lists_many_faults_the_line_has_the_first() -> None:
+    faults = "3 lines of x are no examples:\nx:2: no JSON\nx:3: a number\nx:4: a number"
+    failed = Event(Kinds.STAGE_FAILED, {"node": "read", "message": faults, "seconds": 2.0})
+    (line,) = follow(begin("read"), failed).lines
+    assert line.endswith("failed: 3 lines of x are no examples: x:2: no JSON …")
+
+
+def test_what_a_stage_tells_stands_at_its_end_and_a_trials_own_at_once() -> None:
+    end = Event(Kinds.STAGE_END, {"node": "read", "seconds": 2.0})
+    assert follow(begin("read"), told("read", "5 examples"), end).lines == ["✓ read     2.0s  ran  5 examples"]
+    titles = Titles(names={"1.read": "a read"}, of_trials=frozenset({"1.read"}), width=6, trials=2)
+    assert follow(begin("1.read"), told("1.read", "5 examples"), titles=titles).lines == ["  a read  5 examples"]

@@ -6,10 +6,19 @@ from typing import Any
 
 import pytest
 
-from stoker.faces.view.company import CompanyNews, Speed, company_text, end_text, forecast_text, ranking_lines
+from stoker.faces.view.company import (
+    CompanyNews,
+    Speed,
+    company_text,
+    end_text,
+    forecast_lines,
+    forecast_text,
+    ranking_lines,
+)
 from stoker.faces.view.leaderboard import Entry, board_lines, ranked, row_as_json
 from stoker.faces.view.trials import Titles, trial_text
 from stoker.model.digests import digest_value
+from stoker.model.frozen import changed
 from stoker.model.resources import GIB
 from stoker.plan.sweep_plan import TrialNodes
 from stoker.worker.company_forecast import CompanyForecast
@@ -49,6 +58,12 @@ def forecast(members: int, at_once: int, free: int | None = 23) -> CompanyForeca
 )
 def test_what_is_foreseen_is_one_line(one: CompanyForecast, text: str) -> None:
     assert forecast_text(one) == text
+
+
+def test_the_base_is_told_before_what_is_foreseen_over_it() -> None:
+    one = changed(forecast(2, 2), about="base org/name, 1.0 GiB, sha256 ✓")
+    assert forecast_lines(one) == ("base org/name, 1.0 GiB, sha256 ✓", forecast_text(one))
+    assert forecast_lines(forecast(2, 2)) == (forecast_text(one),)
 
 
 def test_the_speed_of_a_company_is_that_of_its_members_together_over_the_time_they_went() -> None:

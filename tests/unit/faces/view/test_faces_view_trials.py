@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.faces.cli.machine import at_once
+from stoker.faces.view.stages import few_metrics
 from stoker.faces.view.trials import Titles, titles_of, trial_text
 from stoker.model.digests import digest_value
 from stoker.model.resources import Capacity, Needs
@@ -94,3 +95,13 @@ def test_how_many_run_at_once_is_what_there_is_room_for() -> None:
     assert at_once(Needs(cpu=1, gpu=1, vram_gib=6, shares=True), machine, cards, 8) == 6
     assert at_once(Needs(cpu=1, memory_gib=12), machine, cards, 8) == 2
     assert at_once(Needs(cpu=16, gpu=4), machine, cards, 8) == 1
+
+
+def test_of_many_metrics_few_are_shown_and_what_trials_are_ranked_by_is_one_of_them() -> None:
+    many = {"loss": 1.5, "lr": 0.1, "tokens_per_s": 9.0, "eval_loss": 1.25}
+    assert list(few_metrics(many)) == ["loss", "tokens_per_s", "eval_loss"]
+    assert list(few_metrics(many, is_over=False)) == ["loss", "lr", "eval_loss"]
+    assert list(few_metrics({"a": 1, "b": 2, "c": 3, "d": 4})) == ["a", "b", "c"]
+    assert few_metrics({}) == {}
+    fields = {"label": "a=1", "state": "completed", "seconds": 1.0, "metrics": many}
+    assert "eval_loss 1.25" in trial_text(fields, Titles(), "/")

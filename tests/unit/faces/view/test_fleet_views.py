@@ -12,13 +12,12 @@ from stoker.faces.view.fleet import (
     job_row,
     machine_lines,
     machine_row,
-    metrics_text,
     story_texts,
     took_s,
 )
 from stoker.faces.view.fleet_explaining import explanation_lines
 from stoker.faces.view.keeping import keeping_line
-from stoker.faces.view.stages import number
+from stoker.faces.view.stages import metrics_text, number
 from stoker.faces.view.tables import table
 from stoker.wire.views import AttemptView, JobExplanation, JobView, MachineView
 

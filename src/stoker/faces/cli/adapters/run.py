@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from stoker.faces.cli.bringing import Bringing
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.grammar import Grammar, Positional
-from stoker.faces.cli.run import RUNNING, carry_out, nodes_to_rerun, words_of
+from stoker.faces.cli.run import carry_out, nodes_to_rerun, running, words_of
 from stoker.model.errors import Usage
 from stoker.worker.adapter_orders import order_adapters
 from stoker.worker.continuing import go_on
@@ -34,7 +35,7 @@ GRAMMAR = Grammar(
             is_required=False,
         ),
     ),
-    options=RUNNING,
+    options=running("the file's name"),
     examples=(
         "stoker adapters run adapters.toml",
         "stoker adapters run adapters.toml base=Qwen/Qwen2.5-0.5B epochs=1 --dry-run",
@@ -50,13 +51,14 @@ def perform(call: Call, given: dict[str, Any]) -> int:
         listed = ", ".join(map(repr, lonely))
         hint = "one file at a time; settings are one word each, without spaces around the ="
         raise Usage(f"{listed} {'is' if len(lonely) == 1 else 'are'} not key=value", hint=hint)
-    desk = call.desk()
-    order = order_adapters(
-        desk, call.path(given["file"]), given["values"], shown=given["file"], name=given["name"] or ""
-    )
+    desk, bringing = call.desk(), Bringing(call, is_dry=given["dry_run"])
+    path, name = call.path(given["file"]), given["name"] or ""
+    order = bringing.order(lambda: order_adapters(desk, path, given["values"], shown=given["file"], name=name))
+    if order is None:
+        return 0
     nodes = nodes_to_rerun(order.plan, words_of(given["rerun"]))
     going_on = go_on(order, call.parts.cache, call.sweeps_folder(), afresh=bool(nodes))
-    code = carry_out(call, order, going_on, given, nodes)
+    code = carry_out(call, order, going_on, given, nodes, bringing)
     if code == 0 and not given["dry_run"]:
         _note_missing(call, order)
     return code

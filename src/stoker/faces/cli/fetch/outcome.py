@@ -28,10 +28,24 @@ class Haul:
 
 def fetch_with(call: Call, given: dict[str, Any], about: str, work: Callable[[Session], Haul]) -> int:
     """Let `work` fetch within a session; tell how it ended and give the exit code."""
+    haul, error = try_fetching(call, given, about, work)
+    if error is not None:
+        return report(error, call.out, debug=call.flags.debug, is_in_stream=True)
+    call.out.line(haul.told or _where(haul, is_short=call.out.is_quiet))
+    return 0
+
+
+def try_fetching(
+    call: Call, given: dict[str, Any], about: str, work: Callable[[Session], Haul], *, tells_there: bool = True
+) -> tuple[Haul, StokerError | None]:
+    """Let `work` fetch within a session and tell of each file; give what came, and what failed as one error.
+
+    Unless it `tells_there`, nothing is said of files that were there already.
+    """
     call.parts.receipts.make()
     haul = Haul(files=())
     error: StokerError | None = None
-    with session(call, given, memo=call.parts.store.memo) as one:
+    with session(call, given, memo=call.parts.store.memo, tells_there=tells_there) as one:
         try:
             haul = one.run(work)
         except StokerError as failure:
@@ -44,11 +58,7 @@ def fetch_with(call: Call, given: dict[str, Any], about: str, work: Callable[[Se
                 told for told in failed if len(haul.files) > 1 and not isinstance(told[1], Cancelled | Terminated)
             ]
         one.tell_failures(failed)
-    error = error or first_failure(haul.files)
-    if error is not None:
-        return report(error, call.out, debug=call.flags.debug, is_in_stream=True)
-    call.out.line(haul.told or _where(haul, is_short=call.out.is_quiet))
-    return 0
+    return haul, error or first_failure(haul.files)
 
 
 def first_failure(files: Sequence[Outcome]) -> StokerError | None:

@@ -40,17 +40,20 @@ T = TypeVar("T")
 class Session:
     """What one command fetches, from the outside. Make it with `session`."""
 
-    def __init__(self, call: Call, given: dict[str, Any], memo: Memo) -> None:
+    def __init__(self, call: Call, given: dict[str, Any], memo: Memo, *, tells_there: bool = True) -> None:
         self._call = call
         self._out = call.out
         self._clock = call.parts.clock
         self._shows_progress = not given["no_progress"]
+        self._tells_there = tells_there
         self._lock = threading.Lock()
         self._seq = 0
         self._source = attempt_id(self._clock.now(), call.parts.entropy())
         self._mention: Callable[[str], None] = say_aside
         self.screen: Screen = self._make_screen()
-        self._lines = TransferLines(self.screen, self._out, shows_progress=self._shows_progress)
+        self._lines = TransferLines(
+            self.screen, self._out, shows_progress=self._shows_progress, tells_there=tells_there
+        )
         self.force = bool(given["force"])
         self._stop = Stop()
         patience = patience_of(given)
@@ -79,7 +82,8 @@ class Session:
         """Pass an event on to whoever watches. Called from several threads."""
         at_s = self._clock.wall_s()
         if self._out.is_json:
-            if event.kind != Kinds.DOWNLOAD_PROGRESS or self._shows_progress:
+            is_told = self._tells_there or event.fields.get("status") != Status.CACHED
+            if is_told and (event.kind != Kinds.DOWNLOAD_PROGRESS or self._shows_progress):
                 with self._lock:
                     self._seq += 1
                     self._out.json_line(event_line(event, ts=at_s, seq=self._seq, source=self._source))
@@ -171,13 +175,14 @@ class Session:
 
 
 @contextmanager
-def session(call: Call, given: dict[str, Any], *, memo: Memo) -> Iterator[Session]:
+def session(call: Call, given: dict[str, Any], *, memo: Memo, tells_there: bool = True) -> Iterator[Session]:
     """Open a session: within the block, signals end the downloads and keep what came.
 
-    `memo` is where it is remembered which bytes on this disk were checked.
+    `memo` is where it is remembered which bytes on this disk were checked. Unless it `tells_there`, people hear nothing
+    of files that were there already.
     """
     call.out.goes_on_unread = call.out.is_watched = True
-    one = Session(call, given, memo)
+    one = Session(call, given, memo, tells_there=tells_there)
     try:
         with one.interruptions():
             yield one

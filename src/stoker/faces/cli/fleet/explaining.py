@@ -5,11 +5,13 @@ from __future__ import annotations
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.fleet.naming import FleetJob
 from stoker.faces.cli.fleet.showing import fleet_stages
+from stoker.faces.view.companions import companions_text
 from stoker.faces.view.fleet import attempt_row, story_texts
 from stoker.faces.view.fleet_explaining import explanation_lines
 from stoker.faces.view.tables import table
 from stoker.faces.view.times import ago, span
 from stoker.model.lifecycle import JobState
+from stoker.worker.story import NodeStory
 
 _MOST_EVENTS = 12
 _MOST_POINTS = 50
@@ -32,7 +34,7 @@ def explain_fleet_job(call: Call, job: FleetJob) -> int:
             out.line(line)
     if stages:
         out.line()
-        rows = [[node.node, f"{node.ending} {span(node.seconds)}".strip(), node.message] for node in stages]
+        rows = [[node.node, f"{node.ending} {span(node.seconds)}".strip(), _why(node)] for node in stages]
         for line in table(rows, header=("stage", "then", "why"), columns=out.columns):
             out.line(line)
     events = job.story.events
@@ -44,6 +46,10 @@ def explain_fleet_job(call: Call, job: FleetJob) -> int:
             when = ago(at_s, now_s) if isinstance(at_s, float | int) else ""
             out.line(f"{when:>12}  {text}")
     return 0
+
+
+def _why(node: NodeStory) -> str:
+    return "; ".join(filter(None, (node.message, companions_text(node))))
 
 
 def _explain_points(call: Call, job: FleetJob) -> int:

@@ -9,9 +9,9 @@ from stoker.faces.cli.call import Call
 from stoker.faces.cli.fleet.naming import FleetJob
 from stoker.faces.cli.job_facts import job_story
 from stoker.faces.view.arguments import flat, value_text
-from stoker.faces.view.fleet import JOB_HEADER, attempt_row, job_row, metrics_text, state_text, took_s
-from stoker.faces.view.stages import memory_text
-from stoker.faces.view.stages import metrics_text as stage_metrics
+from stoker.faces.view.companions import companies_lines
+from stoker.faces.view.fleet import JOB_HEADER, attempt_row, job_row, state_text, took_s
+from stoker.faces.view.stages import memory_text, metrics_text
 from stoker.faces.view.tables import table
 from stoker.faces.view.times import ago, span
 from stoker.model.errors import NotFound, StokerError
@@ -53,8 +53,19 @@ def show_fleet_job(call: Call, job: FleetJob) -> int:
             out.line(line)
     if stages:
         out.line()
-        rows = [[one.node, one.ending, span(one.seconds), _memory(one), stage_metrics(one)] for one in stages]
+        rows = [
+            [
+                one.node,
+                one.ending,
+                span(one.seconds),
+                _memory(one),
+                metrics_text(one.metrics, is_over=one.ending != "running"),
+            ]
+            for one in stages
+        ]
         for line in table(rows, header=("stage", "", "took", "memory", ""), columns=out.columns):
+            out.line(line)
+        for line in companies_lines(story.job.name, stages):
             out.line(line)
     return 0
 
@@ -100,7 +111,7 @@ def _lines(call: Call, story: JobStory, args: dict[str, Any]) -> list[str]:
     if story.after:
         lines.append(f"after   {', '.join(story.after)}")
     if view.metrics:
-        lines.append(f"metrics {metrics_text(view.metrics)}")
+        lines.append(f"metrics {metrics_text(view.metrics, is_over=view.state != 'running')}")
     lines += [*origin_lines(story), *python_lines(story)]
     if view.result:
         lines.append(f"result  stoker get {view.name}")

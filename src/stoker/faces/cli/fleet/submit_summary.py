@@ -66,7 +66,8 @@ def add_data(call: Call, summary: Summary, orders: Orders, client: FleetClient) 
     machines = sorted(machines_there(client)) if sent else []
     for digest, one in shipments.items():
         tree = one.tree
-        size = f"data {format_size(tree.size_bytes)}"
+        # Of several, each by what it is for.
+        size = f"{outside(one.what) if len(shipments) > 1 else 'data'} {format_size(tree.size_bytes)}"
         if digest not in sent:
             summary.add(f"{size}: read where it lies")
             continue

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.screens import PlainScreen, Screen, SilentScreen
-from stoker.faces.view.fleet import metrics_text
 from stoker.faces.view.signs import ASCII, UNICODE
+from stoker.faces.view.stages import metrics_text
 from stoker.faces.view.times import span
 from stoker.model.errors import StokerError
 from stoker.model.fleet_events import FleetKinds
@@ -257,4 +257,5 @@ def _running_text(view: JobView) -> str:
     if view.step is not None:
         step = f"{100 * view.step // view.of} %" if view.of else f"step {view.step:,}"
     on = f"on {view.machine}" if view.machine else ""
-    return "  ".join(part for part in (view.name, view.label, step, metrics_text(view.metrics), view.says, on) if part)
+    metrics = metrics_text(view.metrics, is_over=False)
+    return "  ".join(part for part in (view.name, view.label, step, metrics, view.says, on) if part)

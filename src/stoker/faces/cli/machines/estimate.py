@@ -28,7 +28,7 @@ from stoker.host.durable import read_regular, translate
 from stoker.model.devices import Backend, Device
 from stoker.model.errors import BadInput, LocalFile, NotFound
 from stoker.model.units import format_size
-from stoker.store.hub.address import MAIN, read_repo
+from stoker.store.hub.address import read_repo_at
 from stoker.store.hub.cache import HubCache
 
 _CONFIG = "config.json"
@@ -51,7 +51,7 @@ GRAMMAR = Grammar(
         f"fit at once. Families of models: {', '.join(families())}."
     ),
     positionals=(
-        Positional("MODEL", help="a config.json, a folder with one, or a model of the hub that was fetched"),
+        Positional("MODEL", help="a config.json, a folder with one, a model of the hub that was fetched, or tiny"),
         Positional(
             "KEY=VALUE",
             help="what the training is like, by the keys below",
@@ -96,7 +96,7 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     shape = read_shape(config, where=where)
     if is_of_company(given["words"]):
         return _company(call, given, read_company(shape, given["words"]), where)
-    training = read_training(shape, given["words"])
+    training = read_training(shape, given["words"], of_company=COMPANY_KEYS)
     devices = call.parts.devices
     gpu, book = _gpu(call, given), CalibrationBook(call.parts.settings.peaks)
     if given["measured"] is not None:
@@ -178,7 +178,7 @@ def _company(call: Call, given: dict[str, Any], company: Company, where: str) ->
     for line in company_lines(company, told, seats, columns=call.out.columns):
         call.out.line(line)
     if not seats:
-        call.out.line("this machine has no device to put it on")
+        call.out.line("this machine has no device to put it on; device=cpu tells of its own memory")
     return 0
 
 
@@ -205,9 +205,9 @@ def _rooms(call: Call) -> Iterator[_Room]:
 def _own_room() -> _Room:
     """Give what the machine's own memory has room for."""
     memory = memory_here()
-    if memory.available_bytes is None or memory.most_bytes is None:
+    room_bytes = memory.room_bytes
+    if room_bytes is None or memory.most_bytes is None:
         return "", "this machine", None, "nobody could say how much memory it has"
-    room_bytes = max(0, min(memory.available_bytes, memory.most_bytes))
     return "", "this machine", room_bytes, f"{format_size(room_bytes)} of {format_size(memory.most_bytes)} are free"
 
 
@@ -247,7 +247,9 @@ def _torch(call: Call, told: str | None) -> str:
 
 def _config(call: Call, text: str) -> tuple[Mapping[str, Any], str]:
     """Find a model's config.json; give what it says and how it is called."""
-    path = call.path(text)
+    from stoker.cookbooks.language.bundled import BASES, bundled_base
+
+    path = str(bundled_base(text)) if text in BASES else call.path(text)
     if os.path.isdir(path):
         path = os.path.join(path, _CONFIG)
     elif not os.path.lexists(path):
@@ -264,18 +266,17 @@ def _config(call: Call, text: str) -> tuple[Mapping[str, Any], str]:
 
 
 def _in_cache(call: Call, text: str) -> str:
-    name, _, revision = text.partition("@")
     try:
-        repo = None if name.endswith(".json") else read_repo(name)
+        named = None if text.endswith(".json") else read_repo_at(text)
     except BadInput:
-        repo = None
-    if repo is None:
+        named = None
+    if named is None:
         raise NotFound(
             f"there is no file and no folder {text}", hint="a model's config.json, its folder, or org/name of the hub"
         )
     cache = HubCache(call.parts.hub_settings("").cache)
-    commit = cache.read_ref(repo, revision or MAIN) or revision
-    path = os.path.join(cache.snapshot(repo, commit), _CONFIG)
+    commit = cache.commit_at(*named)
+    path = os.path.join(cache.snapshot(named[0], commit), _CONFIG)
     if not commit or not os.path.exists(path):
         raise NotFound(
             f"{text} was not fetched: its config.json is not in the hub's cache",

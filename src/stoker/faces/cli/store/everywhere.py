@@ -52,6 +52,7 @@ def _folders(call: Call) -> Folders:
         scratch=call.parts.tools.scratch,
         out=settings.out,
         envs=settings.envs,
+        kernels=settings.kernels,
         models=models_cache(call),
     )
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from stoker.faces.cli.call import Call
+from stoker.faces.cli.flags import Flags
 from stoker.faces.cli.fleet.submit_changes import change_lines, counts_text, needs_text, order_lines
-from stoker.faces.cli.fleet.submit_summary import data_text
+from stoker.faces.cli.fleet.submit_summary import Summary, add_data, data_text
 from stoker.faces.cli.fleet.watching import Watching, ended_text, watch
+from stoker.faces.cli.output import Output
+from stoker.model.artifacts import Tree, TreeEntry
 from stoker.model.clock import FakeClock
+from stoker.model.digests import Digest
 from stoker.model.lifecycle import JobState
 from stoker.model.requirements import Wish
 from stoker.model.resources import GIB
@@ -18,6 +24,10 @@ from stoker.wire.contents import TreeView
 from stoker.wire.event_stream import FleetEvent
 from stoker.wire.orders import JobOrder, OrderOutcome, Outcome, RequirementsBody, Submitted
 from stoker.wire.views import JobPage, JobStory, JobView
+from stoker.worker.submitting.orders import Orders, Shipment
+
+if TYPE_CHECKING:
+    from stoker.wire.client import FleetClient
 
 ID = "ab" * 32
 
@@ -52,6 +62,24 @@ def view(state: JobState = JobState.RUNNING, **more: Any) -> JobView:
 )
 def test_of_data_it_is_told_who_has_it_and_who_copies_it(held: dict[str, Any], machines: tuple[str, ...], text: str):
     assert data_text(TreeView(tree=ID, files=1, size_bytes=1, **held), machines) == text
+
+
+def test_of_several_data_each_is_called_by_what_it_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+    tree = Tree((TreeEntry(path="a", size_bytes=9, sha256=Digest(ID)),))
+
+    def line(*names: str) -> str:
+        shipments = tuple(
+            Shipment(what=name, tree=tree, digest=str(at), root="/", is_data=True) for at, name in enumerate(names)
+        )
+        call = Call(Flags(), Output(is_json=False, is_quiet=False), build=lambda: pytest.fail("nothing is built"))
+        summary = Summary(call)
+        client = SimpleNamespace(url="http://127.0.0.1:1")
+        add_data(call, summary, Orders(jobs=(), shipments=shipments), cast("FleetClient", client))
+        summary.show()
+        return capsys.readouterr().out.replace("; ", " · ")
+
+    assert line("data") == "data 9 B: read where it lies\n"
+    assert line("base", "data") == "base 9 B: read where it lies · data 9 B: read where it lies\n"
 
 
 def test_every_outcome_has_its_sign_and_its_words() -> None:
