@@ -12,21 +12,15 @@ Compiled PEFT and its processes have adapters in bf16.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import subprocess
 import sys
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-import peers
+import recordings
 from adapters_cases import MODEL, SIZES, flop_per_token, frozen_flop_per_token
-from harness import Benchmark, Figure, Row
+from harness import Benchmark
+from recordings import GIB, row
 
-HERE = Path(__file__).resolve().parent
-RECORDED = HERE / "recorded" / "adapters_h200.json"
-GIB = 1024**3
 GOALS = {
     "eager-fp32": ("PEFT as it comes, one after another", {512: 25.0, 2048: 7.0, 8192: 2.5}),
     "eager-bf16": ("PEFT in bf16, one after another", {512: 25.0, 2048: 7.0, 8192: 2.5}),
@@ -44,38 +38,20 @@ UNIFORM = {
     "packed-512": ("sequences of 32 to 512 tokens, packed", "8x512"),
     "packed-2048": ("sequences of 32 to 512 tokens, packed", "8x2048"),
 }
+_seconds_row = partial(row, unit="s")
 Parts = dict[str, dict[str, Any]]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--from", type=Path, default=RECORDED, dest="source", metavar="FILE")
-    parser.add_argument("--measure", type=Path, metavar="FILE", help="measure here and write it down")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    parser.add_argument("--quick", action="store_true", help="nothing is left out: nothing is run")
-    parser.add_argument("--bench", type=Path, default=peers.DEFAULT_BENCH)
-    parser.add_argument("--without", action="append", default=[], metavar="NAME")
-    asked = parser.parse_args()
-    if asked.measure is not None:
-        settings = {**os.environ, "PYTHONPATH": str(HERE.parent / "src")}
-        for side in ("adapters_peft.py", "adapters_company.py"):
-            subprocess.run([sys.executable, str(HERE / "sides" / side), str(asked.measure)], env=settings, check=False)
-    told = json.loads((asked.measure or asked.source).read_text())
-    bench = Benchmark(
-        name="adapters_gpu",
-        asks=str(__doc__).splitlines()[0],
-        bench=asked.bench.resolve(),
-        quick=asked.quick,
-        as_json=asked.json,
-        measured_on={"gpu": told["gpu"], "python": told["versions"]["python"]},
-        measured_at=told["measured_at"],
-        versions=told["versions"],
-    )
+    measure = recordings.by_sides("adapters_peft.py", "adapters_company.py")
+    bench, recording = recordings.start("adapters_gpu", str(__doc__), "adapters_h200.json", measure)
+    told = recording.told
     peft, company = _figures(told.get("peft", {}), "peft"), _figures(told.get("company", {}), "company")
     _speeds(bench, peft, company)
     _sameness(bench, company)
     _memory(bench, peft, company)
     _context(bench, told)
+    bench.notes.append("Measured by: " + "; ".join(f"`{command}`" for command in recording.commands) + ".")
     return bench.finish()
 
 
@@ -98,7 +74,7 @@ def _speeds(bench: Benchmark, peft: Parts, company: Parts) -> None:
         for size, goal in goals.items():
             theirs = peft.get(f"{peer}-{size}")
             bench.rows.append(
-                _row(
+                _seconds_row(
                     f"8 adapters, {size:,} tokens of each in a step: 1 M tokens",
                     words.format(count=(theirs or {}).get("count", 8)),
                     _seconds(company.get(f"8x{size}")),
@@ -109,11 +85,13 @@ def _speeds(bench: Benchmark, peft: Parts, company: Parts) -> None:
     for size in SIZES:
         one = company.get(f"1x{size}")
         question = f"1 adapter, {size:,} tokens in a step: 1 M tokens"
-        bench.rows.append(_row(question, "PEFT in bf16", _seconds(one), _seconds(peft.get(f"eager-bf16-{size}")), 1.0))
+        bench.rows.append(
+            _seconds_row(question, "PEFT in bf16", _seconds(one), _seconds(peft.get(f"eager-bf16-{size}")), 1.0)
+        )
         compiled = _seconds(peft.get(f"compiled-{size}"))
-        bench.rows.append(_row(question, "PEFT compiled", _seconds(one), compiled, 1.0))
+        bench.rows.append(_seconds_row(question, "PEFT compiled", _seconds(one), compiled, 1.0))
         if graphs := _seconds(peft.get(f"graphs-{size}")):
-            bench.rows.append(_row(question, "PEFT compiled, CUDA graphs", _seconds(one), graphs, None))
+            bench.rows.append(_seconds_row(question, "PEFT compiled, CUDA graphs", _seconds(one), graphs, None))
 
 
 def _sameness(bench: Benchmark, company: Parts) -> None:
@@ -121,7 +99,7 @@ def _sameness(bench: Benchmark, company: Parts) -> None:
         size = int(uniform.partition("x")[2])
         question = f"{words}, {size:,} tokens of each in a step: 1 M tokens"
         ours, theirs = _seconds(company.get(name)), _seconds(company.get(uniform))
-        bench.rows.append(_row(question, "8 adapters of rank 16, full rows", ours, theirs, WITHIN))
+        bench.rows.append(_seconds_row(question, "8 adapters of rank 16, full rows", ours, theirs, WITHIN))
 
 
 def _memory(bench: Benchmark, peft: Parts, company: Parts) -> None:
@@ -130,7 +108,7 @@ def _memory(bench: Benchmark, peft: Parts, company: Parts) -> None:
     for name, words in (("driver", "as the driver counts"), ("reserved_bytes", "as torch reserves")):
         figures = [_gib(part, name) for part in (ours, eight)]
         at_most = MEMORY if name == "driver" else None
-        bench.rows.append(_row(f"{question}, {words}", "PEFT in 8 processes", *figures, at_most, unit=""))
+        bench.rows.append(row(f"{question}, {words}", "PEFT in 8 processes", *figures, at_most))
 
 
 def _context(bench: Benchmark, told: dict[str, Any]) -> None:
@@ -154,11 +132,10 @@ def _context(bench: Benchmark, told: dict[str, Any]) -> None:
     for words, rate in rates.items():
         wanted = None if rate is None or reached is None else rate * SHARE / 1e12
         question = f"8 × 2,048 tokens: TFLOP/s that are 60 % of the matrix rate {words}"
-        bench.rows.append(_row(question, "TFLOP/s reached", wanted, reached, 1.0, unit=""))
+        bench.rows.append(row(question, "TFLOP/s reached", wanted, reached, 1.0))
         if rate is not None:
             told_rate = f"The card multiplies bf16 matrices of 8192 × 8192 at {rate / 1e12:.0f} TFLOP/s {words}."
             bench.notes.append(told_rate)
-    bench.notes.append("Measured by: " + "; ".join(f"`{command}`" for command in told.get("commands", [])) + ".")
 
 
 def _line(case: dict[str, Any], matrix: float | None) -> list[str]:
@@ -187,22 +164,6 @@ def _gib(part: dict[str, Any], name: str) -> float | None:
     if name == "driver":
         name = "process_bytes" if part.get("process_bytes") else "device_used_bytes"
     return part[name] / GIB if part.get(name) else None
-
-
-def _row(
-    question: str, against: str, ours: float | None, theirs: float | None, at_most: float | None, *, unit: str = "s"
-) -> Row:
-    figures = [None if value is None else Figure(best=value, median=value, runs=1) for value in (ours, theirs)]
-    missing = "" if ours and theirs else "its part was not measured"
-    return Row(
-        question=question,
-        against=against,
-        unit=unit,
-        ours=figures[0],
-        theirs=figures[1],
-        at_most=at_most,
-        why_missing=missing,
-    )
 
 
 if __name__ == "__main__":

@@ -1,26 +1,21 @@
 """What do the tests say that need a real GPU, which no continuous integration has?
 
 python benchmarks/gpu_tests.py                    # tells what was recorded on an H200
-python benchmarks/gpu_tests.py --measure FILE     # runs them here and writes it down; needs a GPU, torch and pytest
+python benchmarks/gpu_tests.py --from FILE        # tells what was recorded elsewhere
+python benchmarks/gpu_tests.py --measure FILE     # runs them here; needs a GPU, torch and pytest
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
-import peers
-from harness import Benchmark, Figure, Row
+import recordings
 
-HERE = Path(__file__).resolve().parent
-RECORDED = HERE / "recorded" / "gpu_tests_h200.json"
 FILES = (
     "tests/system/test_probes_on_gpu.py",
     "tests/system/test_ledger_on_gpu.py",
@@ -36,75 +31,44 @@ ASKS = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--measure", type=Path, metavar="FILE", help="run them here and write down what they said")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    parser.add_argument("--quick", action="store_true", help="nothing is left out: nothing is run")
-    parser.add_argument("--bench", type=Path, default=peers.DEFAULT_BENCH)
-    parser.add_argument("--without", action="append", default=[], metavar="NAME")
-    asked = parser.parse_args()
-    if asked.measure is not None:
-        asked.measure.write_text(json.dumps(_measured(), indent=1) + "\n")
-    told = json.loads((asked.measure or RECORDED).read_text())
-    bench = Benchmark(
-        name="gpu_tests",
-        asks=str(__doc__).splitlines()[0],
-        bench=asked.bench.resolve(),
-        quick=asked.quick,
-        as_json=asked.json,
-        measured_on={"gpu": told["gpu"], "python": told["versions"]["python"]},
-        measured_at=told["measured_at"],
-        versions=told["versions"],
-    )
+    bench, recording = recordings.start("gpu_tests", str(__doc__), "gpu_tests_h200.json", _measure)
+    told = recording.told
     bench.verdicts.append(["test", "said"])
     for file, question in ASKS.items():
         lines = [line.split(" ", 1) for line in told["said"] if file in line]
         failed = sum(1 for said, _ in lines if said != "PASSED")
-        bench.rows.append(_row(question, len(lines), failed))
+        count = len(lines)
+        ours = failed if count else None
+        bench.rows.append(recordings.row(question, f"none of {count}", ours, 0, 0))
         bench.verdicts += [[test.split(" - ")[0].split("::")[-1].replace("|", "/"), said] for said, test in lines]
     if "provenance" in told:
         bench.verdicts.append(["(how this was recorded)", told["provenance"]])
     return bench.finish()
 
 
-def _row(question: str, count: int, failed: int) -> Row:
-    none = Figure(best=0, median=0, runs=1)
-    return Row(
-        question=question,
-        against=f"none of {count}",
-        unit="",
-        ours=Figure(best=failed, median=failed, runs=1) if count else None,
-        theirs=none,
-        at_most=0,
-        why_missing="" if count else "no test was run",
+def _measure(file: Path, python: str) -> None:
+    options = ["-p", "no:cacheprovider", "-p", "no:logging", "-q", "-rA", "--tb=short", "--noconftest"]
+    command = ["-m", "pytest", *options, *FILES]
+    settings = {**os.environ, "PYTHONPATH": str(recordings.SOURCES)}
+    ran = subprocess.run(
+        [python, *command], cwd=recordings.HERE.parent, env=settings, capture_output=True, text=True, check=False
     )
-
-
-def _measured() -> dict[str, Any]:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:logging",
-        "-q",
-        "-rA",
-        "--tb=short",
-        "--noconftest",
-        *FILES,
-    ]
-    settings = {**os.environ, "PYTHONPATH": str(HERE.parent / "src")}
-    ran = subprocess.run(command, cwd=HERE.parent, env=settings, capture_output=True, text=True, check=False)
     marks = ("PASSED ", "FAILED ", "ERROR ", "SKIPPED ")
-    return {
+    told = {
         "measured_at": datetime.now(UTC).isoformat(timespec="minutes"),
         "gpu": _gpu(),
-        "versions": {"python": sys.version.split()[0], "pytest": version("pytest"), "torch": version("torch")},
-        "command": "PYTHONPATH=$PWD/src python " + " ".join(command[1:]),
+        "versions": json.loads(subprocess.run([python, "-c", _VERSIONS], stdout=subprocess.PIPE, check=True).stdout),
+        "commands": ["PYTHONPATH=$PWD/src python " + " ".join(command)],
         "said": [line for line in ran.stdout.splitlines() if line.startswith(marks)],
     }
+    file.write_text(json.dumps(told, indent=1) + "\n")
+
+
+_VERSIONS = """
+import json, platform
+from importlib.metadata import version
+print(json.dumps({"python": platform.python_version(), **{name: version(name) for name in ("pytest", "torch")}}))
+"""
 
 
 def _gpu() -> str:

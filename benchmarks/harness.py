@@ -215,7 +215,12 @@ class Benchmark:
 
 def start(name: str, asks: str) -> Benchmark:
     """Reads the options that every benchmark has."""
-    parser = argparse.ArgumentParser(description=asks)
+    return begin(name, asks, options(asks).parse_args())
+
+
+def options(about: str) -> argparse.ArgumentParser:
+    """The options that every benchmark has, for one that has more."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.add_argument(
         "--quick", action="store_true", help="fewer rounds and smaller sizes: a smoke test, not a figure to keep"
@@ -224,7 +229,11 @@ def start(name: str, asks: str) -> Benchmark:
         "--bench", type=Path, default=peers.DEFAULT_BENCH, help="folder for environments and scratch data"
     )
     parser.add_argument("--without", action="append", default=[], metavar="NAME", help="leave one side out")
-    asked = parser.parse_args()
+    return parser
+
+
+def begin(name: str, asks: str, asked: argparse.Namespace) -> Benchmark:
+    """Begins to answer a question, as the options ask."""
     # told to end, it ends as after Ctrl-C: whatever was started or made for it goes, too
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     return Benchmark(

@@ -12,60 +12,33 @@ at another batch or sequence. Accelerate's figure is what its `estimate-memory` 
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
-import peers
-from harness import Benchmark, Figure, Row
+import recordings
+from harness import Benchmark
+from recordings import Recording, gib, row
 from vram_cases import name_of
 
-HERE = Path(__file__).resolve().parent
-RECORDED = HERE / "recorded" / "vram_h200.json"
-GIB = 1024**3
 HEADS = ["case", "role", "measured", "foretold", "error", "calibrated", "accelerate"]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--from", type=Path, default=RECORDED, dest="source", metavar="FILE")
-    parser.add_argument("--measure", type=Path, metavar="FILE", help="measure here and write it down")
-    parser.add_argument("--python", default=sys.executable, help="the interpreter that has torch")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    parser.add_argument("--quick", action="store_true", help="nothing is left out: it takes seconds")
-    parser.add_argument("--bench", type=Path, default=peers.DEFAULT_BENCH)
-    parser.add_argument("--without", action="append", default=[], metavar="NAME")
-    asked = parser.parse_args()
-    if asked.measure is not None:
-        side = HERE / "sides" / "vram_training.py"
-        subprocess.run([asked.python, str(side), str(asked.measure)], check=True)
-    recorded = json.loads((asked.measure or asked.source).read_text())
-    sys.path.insert(0, str(HERE.parent / "src"))
-    bench = Benchmark(
-        name="vram_estimate",
-        asks=str(__doc__).splitlines()[0],
-        bench=asked.bench.resolve(),
-        quick=asked.quick,
-        as_json=asked.json,
-        measured_on={"gpu": recorded["gpu"], "python": recorded["versions"]["python"]},
-        measured_at=recorded["measured_at"],
-        versions=recorded["versions"],
-    )
-    _judge(bench, recorded)
+    measure = recordings.by_sides("vram_training.py")
+    bench, recording = recordings.start("vram_estimate", str(__doc__), "vram_h200.json", measure)
+    _judge(bench, recording)
     return bench.finish()
 
 
-def _judge(bench: Benchmark, recorded: dict[str, Any]) -> None:
+def _judge(bench: Benchmark, recording: Recording) -> None:
     from stoker.hardware.estimate.calibration import CalibrationBook
 
-    gpu, torch = recorded["gpu"].partition(",")[0], recorded["versions"]["torch"]
-    failed = [case for case in recorded["measured"] if "error" in case]
-    cases = [case for case in recorded["measured"] if "error" not in case]
+    gpu, torch = recording.card, recording.versions["torch"]
+    measured = recording.told["measured"]
+    failed = [case for case in measured if "error" in case]
+    cases = [case for case in measured if "error" not in case]
     with tempfile.TemporaryDirectory() as scratch:
         book = CalibrationBook(f"{scratch}/vram.json")
         foretold = [_foretell(case, gpu) for case in cases]
@@ -85,20 +58,25 @@ def _judge(bench: Benchmark, recorded: dict[str, Any]) -> None:
             after = None if correction is None else _percent(told_bytes * correction.percent / 100, case)
             calibrated += [] if after is None else [after]
         bench.verdicts.append(
-            [name_of(case), case["role"], _gib(case["process_bytes"]), _gib(told_bytes), f"{error:+.2f} %",
+            [name_of(case), case["role"], gib(case["process_bytes"]), gib(told_bytes), f"{error:+.2f} %",
              "" if after is None else f"{after:+.2f} %", f"{off:+.0f} %"]
         )  # fmt: skip
     bench.verdicts += [[name_of(case), case["role"], "failed", "", "", "", ""] for case in failed]
     under = max(0.0, *(-error for error in (*plain, *calibrated)))
     count = len(plain)
+    all_below = max(0.0, *(-error for error in every))
+    slowest_s = max(seconds for _, _, seconds in foretold)
+    rows: list[tuple[str, str, float, float, float | None]] = [
+        (f"{count} judged: largest error, %", "15 % goal", _largest(plain), 15, 1.0),
+        (f"{len(calibrated)} judged, calibrated: largest error, %", "6 % goal", _largest(calibrated), 6, 1.0),
+        ("judged: farthest below what was measured, %", "5 % goal", under, 5, 1.0),
+        ("judged: largest error, %", "accelerate", _largest(plain), _largest(theirs), None),
+        (f"all {len(every)}: largest error, %", "15 % goal", _largest(every), 15, 1.0),
+        (f"all {len(every)}: farthest below, %", "5 % goal", all_below, 5, 1.0),
+        ("one estimate, longest, s", "1 s", slowest_s, 1, None),
+    ]
     bench.rows += [
-        _row(f"{count} judged: largest error, %", "15 % goal", _largest(plain), 15),
-        _row(f"{len(calibrated)} judged, calibrated: largest error, %", "6 % goal", _largest(calibrated), 6),
-        _row("judged: farthest below what was measured, %", "5 % goal", under, 5),
-        _row("judged: largest error, %", "accelerate", _largest(plain), _largest(theirs), at_most=None),
-        _row(f"all {len(every)}: largest error, %", "15 % goal", _largest(every), 15),
-        _row(f"all {len(every)}: farthest below, %", "5 % goal", max(0.0, *(-error for error in every)), 5),
-        _row("one estimate, longest, s", "1 s", max(seconds for _, _, seconds in foretold), 1, at_most=None),
+        row(asks, peer, round(ours, 2), round(against, 2), at_most) for asks, peer, ours, against, at_most in rows
     ]
 
 
@@ -114,21 +92,12 @@ def _foretell(case: dict[str, Any], gpu: str) -> tuple[Any, int, float]:
     return training, told_bytes, time.perf_counter() - started
 
 
-def _row(question: str, against: str, ours: float, theirs: float, *, at_most: float | None = 1.0) -> Row:
-    figures = [Figure(best=round(value, 2), median=round(value, 2), runs=1) for value in (ours, theirs)]
-    return Row(question=question, against=against, unit="", ours=figures[0], theirs=figures[1], at_most=at_most)
-
-
 def _percent(told_bytes: float, case: dict[str, Any]) -> float:
     return float(100 * (told_bytes - case["process_bytes"]) / case["process_bytes"])
 
 
 def _largest(errors: list[float]) -> float:
     return max(abs(error) for error in errors)
-
-
-def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / GIB:.2f} GiB"
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from adapters_cases import MEMBERS, MEMORY_SIZE, MODEL, RANK, SEQUENCE, SIZES, T
 from gpu_parts import Say  # noqa: E402 - the same
 
 WINDOW_S = 6.0
-FITS = {8192: (4, 3)}
+FITS = {8192: (6, 5, 4)}
 """Counts of processes to try, where 8 are known not to fit: one takes 29 GB there."""
 
 

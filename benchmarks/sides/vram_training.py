@@ -40,7 +40,7 @@ def main() -> int:
 
     asked = [{**case, "config": MODELS[case["model"]]} for case in CASES if case["role"] in given.roles.split(",")]
     said: dict[str, Any] = {
-        "made_by": "benchmarks/sides/vram_training.py",
+        "commands": [" ".join(["python", *sys.argv])],
         "measured_at": datetime.now(UTC).isoformat(timespec="minutes"),
         "versions": {
             "python": sys.version.split()[0],
