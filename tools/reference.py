@@ -61,6 +61,7 @@ EVENTS = {
     Kinds.STAGE_STEP: ("a stage reports progress; may be dropped under pressure", "node, step, of, metrics"),
     Kinds.STEP_GAP: ("reports of progress were dropped", "n"),
     Kinds.STAGE_LOG: ("a stage that runs in the engine itself said something", "node, text"),
+    Kinds.STAGE_TOLD: ("a stage says what people should see while it runs; its log has it, too", "node, text; at_once"),
     Kinds.STAGE_RETRYING: ("a stage failed and will be tried again", "node, attempt, cause, message, delay_s"),
     Kinds.STAGE_CANCELLED: ("a stage was stopped, or never started, because the job stops", "node, stage"),
     Kinds.STAGE_PRUNED: ("a stage is left out because something it needs failed", "node, stage, because"),

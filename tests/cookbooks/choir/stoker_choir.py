@@ -86,13 +86,20 @@ def _verse(seat: Seat) -> None:
     verse = int(notes.read_text()) + 1 if notes.exists() else 1
     try:
         seat.job.step(verse, of=None, voice=args.voice, process=os.getpid(), devices=len(seat.job.devices))
-        notes.write_text(str(verse))
-        Path(args.gate, f"{args.voice}.singing").write_text(f"{os.getpid()} {verse}")
+        _replace(notes, str(verse))
+        _replace(Path(args.gate, f"{args.voice}.singing"), f"{os.getpid()} {verse}")
         if Path(args.gate, str(args.voice)).exists():
             sung = {"voice": args.voice, "song": Path(args.song).read_text(), "devices": len(seat.job.devices)}
             seat.finished(seat.job.save(Sung, sung))
     except StokerError as error:
         seat.failed(error)
+
+
+def _replace(path: Path, text: str) -> None:
+    # Whole or not at all: tests kill the process at any moment, and read while it sings.
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(text)
+    new.replace(path)
 
 
 @stage(
