@@ -23,7 +23,8 @@ from stoker.config.toml_file import read_toml
 from stoker.config.trees import found, leaf_paths, merged, replaced, with_value, without
 from stoker.config.view import to_json, to_yaml
 from stoker.config.yaml_file import read_yaml
-from stoker.model.errors import ConfigFaults, Fault
+from stoker.model.errors import ConfigFaults
+from stoker.model.faults import Fault
 from stoker.model.json_text import loads
 
 FREE = Schema(leaves={}, is_open=True)

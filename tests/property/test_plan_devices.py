@@ -14,10 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from stoker.host.durable import remove_tree
 from stoker.model.devices import MemoryType, usable_bytes
 from stoker.model.resources import GIB, Needs
-from stoker.plan.device_gate import Taken, Wait
-from stoker.plan.ledger_gate import LedgerGate
+from stoker.plan.device.gate import Taken, Wait
+from stoker.plan.device.ledger_gate import LedgerGate
+from tests.unit.plan.device.test_device_ledger_gate import Machine
 from tests.unit.plan.lab import card
-from tests.unit.plan.test_ledger_gate import Machine
 
 TOTAL = 24 * GIB
 USABLE = usable_bytes(TOTAL, MemoryType.DISCRETE)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.plan.metrics_curves import curves, last_values, thin
-from stoker.plan.metrics_file import MAGIC, Damage, Row, Source, clean_name, encode_frame, read_frames, read_metrics
+from stoker.plan.metrics.curves import curves, last_values, thin
+from stoker.plan.metrics.file import MAGIC, Damage, Row, Source, clean_name, encode_frame, read_frames, read_metrics
 
 STEPS = st.integers(-(2**63), 2**63 - 1)
 ROWS = st.builds(

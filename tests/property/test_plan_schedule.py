@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.plan.schedule import ENDED, Schedule, State
+from stoker.plan.execution.schedule import ENDED, Schedule, State
 
 
 @st.composite

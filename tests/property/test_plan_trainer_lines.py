@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from stoker.model.clock import FakeClock
 from stoker.model.json_text import dumps
-from stoker.plan.output_lines import OutputLines
-from stoker.plan.stdout_pairs import pairs_in
-from stoker.plan.trainer_lines import LINE_BYTES, Eval, Malformed, Plain, Said, Step, parse_control, parse_line
-from stoker.plan.trainer_talk import Talk
+from stoker.plan.speech.output_lines import OutputLines
+from stoker.plan.speech.stdout_pairs import pairs_in
+from stoker.plan.speech.trainer_lines import LINE_BYTES, Eval, Malformed, Plain, Said, Step, parse_control, parse_line
+from stoker.plan.speech.trainer_talk import Talk
 
 # Pieces of what programs print, so that draws often come near to something that means something.
 PIECES = st.sampled_from(

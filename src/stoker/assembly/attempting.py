@@ -53,8 +53,8 @@ def _warm_up(assembly: Assembly) -> None:
         assembly.catalogue.cookbooks()
         for part in ("cache", "history", "footprints", "capacity", "containment"):
             getattr(assembly, part)
-        import stoker.plan.ledger_gate
-        import stoker.plan.program_runner
+        import stoker.plan.device.ledger_gate
+        import stoker.plan.program.runner
         import stoker.trainer.stoker_trainer  # noqa: F401 - checkpoints that programs report are kept with it
     except StokerError:
         return

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from stoker.plan.catalogue import Catalogue
     from stoker.plan.code_identity import CodeIdentity
     from stoker.plan.company.runner import CompanyRunner
-    from stoker.plan.device_gate import DeviceGate
+    from stoker.plan.device.gate import DeviceGate
     from stoker.plan.footprints import Footprints
     from stoker.plan.history import History
     from stoker.plan.process_runner import ProcessRunner
@@ -330,7 +330,7 @@ class Assembly(ThisMachine):
         return InlineRunner()
 
     def _open_devices(self, wake: Callable[[], None]) -> DeviceGate:
-        from stoker.plan.ledger_gate import LedgerGate, read_limit
+        from stoker.plan.device.ledger_gate import LedgerGate, read_limit
 
         return LedgerGate(
             devices=lambda: self.devices,
@@ -399,8 +399,8 @@ class Assembly(ThisMachine):
 
     @cached_property
     def _program_runner(self) -> StageRunner:
-        from stoker.plan.program_launch import Surroundings
-        from stoker.plan.program_runner import ProgramRunner
+        from stoker.plan.program.launch import Surroundings
+        from stoker.plan.program.runner import ProgramRunner
 
         around = Surroundings(
             environment=self.settings.environment,

@@ -7,7 +7,7 @@ caret, so that what is printed is always one line over one line.
 from __future__ import annotations
 
 from stoker.config.origin import Origin
-from stoker.model.errors import Fault
+from stoker.model.faults import Fault
 
 _WIDEST = 100
 _BEFORE = 60

@@ -14,7 +14,8 @@ from stoker.config.axis import Axis, Choice, Listed
 from stoker.config.caret import fault_at
 from stoker.config.sweep import Concat, Exclude, Product, Sample, Sweep, Zip, paths_of, size
 from stoker.config.sweep_file import unequal_lengths
-from stoker.model.errors import ConfigFaults, Fault
+from stoker.model.errors import ConfigFaults
+from stoker.model.faults import Fault
 
 Words = Mapping[str, Axis | Choice | None]
 """What a command line says of a path, the last word of each: an axis, a value, or nothing if it deletes it."""

@@ -27,7 +27,8 @@ from stoker.config.trees import ABSENT, found
 from stoker.config.trial import Base, Resolved, Trials, faulty, finished
 from stoker.config.typed import typed
 from stoker.config.vocabulary import Vocabulary, check_resolved
-from stoker.model.errors import ConfigFaults, Fault
+from stoker.model.errors import ConfigFaults
+from stoker.model.faults import Fault
 from stoker.model.frozen import frozen
 
 # So many choices of an axis are tried ahead where each means composing or resolving again.

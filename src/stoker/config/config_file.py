@@ -8,7 +8,8 @@ from typing import Final
 from stoker.config.caret import fault_at
 from stoker.config.located import LARGEST_BYTES, MOST_VALUES, Located, Source
 from stoker.host.durable import translated
-from stoker.model.errors import Fault, LocalFile
+from stoker.model.errors import LocalFile
+from stoker.model.faults import Fault
 from stoker.model.frozen import changed
 from stoker.model.suggest import nearest
 

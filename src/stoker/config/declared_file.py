@@ -11,7 +11,8 @@ from typing import Final, TypeVar
 from stoker.config.config_file import read_config
 from stoker.config.fields import Reading
 from stoker.config.located import Located
-from stoker.model.errors import Fault, Faults
+from stoker.model.errors import Faults
+from stoker.model.faults import Fault
 
 T = TypeVar("T")
 

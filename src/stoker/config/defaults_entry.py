@@ -19,7 +19,7 @@ import re
 from stoker.config.caret import fault_at
 from stoker.config.located import Located, Source
 from stoker.config.origin import Layer, Origin
-from stoker.model.errors import Fault
+from stoker.model.faults import Fault
 from stoker.model.frozen import frozen
 
 _NAME = re.compile(

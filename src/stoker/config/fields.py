@@ -16,7 +16,8 @@ from typing import Any, Final, Protocol
 
 from stoker.config.caret import fault_at
 from stoker.config.located import Located, Source
-from stoker.model.errors import Fault, Faults
+from stoker.model.errors import Faults
+from stoker.model.faults import Fault
 from stoker.model.frozen import frozen_by_position
 from stoker.model.suggest import did_you_mean
 

@@ -20,7 +20,7 @@ from stoker.config.schema import Declared
 from stoker.config.shelf import Shelf
 from stoker.config.sweep import Sweep, axes_of
 from stoker.config.sweeping import sweep_in, words_of
-from stoker.model.errors import Fault
+from stoker.model.faults import Fault
 from stoker.model.frozen import changed
 
 

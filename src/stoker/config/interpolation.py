@@ -18,7 +18,7 @@ from stoker.config.template import Call, Reference, Template, parse
 from stoker.config.trees import ABSENT, extent, found, leaf_paths, step_into, with_value
 from stoker.config.values import fill_text
 from stoker.model.digests import Digest, digest_value
-from stoker.model.errors import Fault
+from stoker.model.faults import Fault
 from stoker.model.suggest import did_you_mean_path
 
 MOST_CHARACTERS = 1_000_000

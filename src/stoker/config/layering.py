@@ -17,7 +17,7 @@ from stoker.config.origin import Candidate, Layer, Origin
 from stoker.config.schema import NOTHING, Declared
 from stoker.config.trees import ABSENT, copied, found, merged, refers
 from stoker.config.vocabulary import Vocabulary, check_value, owner_of, quoting_hint, value_of
-from stoker.model.errors import Fault
+from stoker.model.faults import Fault
 
 # Keys at the top of a file that are about the configuration, not in it.
 _ABOUT = frozenset({"defaults", "sweep"})

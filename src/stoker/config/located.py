@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from stoker.config.caret import fault_at
 from stoker.config.origin import Layer, Origin
-from stoker.model.errors import Fault
+from stoker.model.faults import Fault
 from stoker.model.frozen import frozen
 
 DEEPEST: Final = 50

@@ -22,7 +22,8 @@ from stoker.config.located import DEEPEST
 from stoker.config.origin import Layer, Origin
 from stoker.config.value_grammar import Unreadable, read_value_or_axis
 from stoker.config.values import quoted, scalar
-from stoker.model.errors import ConfigFaults, Fault
+from stoker.model.errors import ConfigFaults
+from stoker.model.faults import Fault
 from stoker.model.frozen import frozen
 
 # Nearly every word is one of these, and is understood without looking at each character.

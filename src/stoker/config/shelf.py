@@ -6,7 +6,8 @@ import os
 
 from stoker.config.config_file import SUFFIXES, options_in, read_config
 from stoker.config.located import Located, Source
-from stoker.model.errors import Fault, StokerError
+from stoker.model.errors import StokerError
+from stoker.model.faults import Fault
 
 
 class Shelf:

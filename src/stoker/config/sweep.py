@@ -16,7 +16,8 @@ from typing import Any
 from stoker.config.axis import Axis, Choice
 from stoker.config.label import label_of
 from stoker.config.values import same
-from stoker.model.errors import ConfigFaults, Fault
+from stoker.model.errors import ConfigFaults
+from stoker.model.faults import Fault
 from stoker.model.frozen import frozen, frozen_by_position
 
 Condition = Mapping[str, Any]

@@ -25,7 +25,8 @@ from stoker.config.override import is_key
 from stoker.config.sweep import Concat, Exclude, Product, Sample, Sweep, Zip, paths_of, size
 from stoker.config.value_grammar import Unreadable, read_value_or_axis
 from stoker.config.values import fill_text
-from stoker.model.errors import ConfigFaults, Fault
+from stoker.model.errors import ConfigFaults
+from stoker.model.faults import Fault
 from stoker.model.suggest import did_you_mean
 
 Place = tuple[str | int, ...]

@@ -12,7 +12,7 @@ from stoker.config.origin import Origin
 from stoker.config.override import Kind, Override
 from stoker.config.sweep import Sweep
 from stoker.config.sweep_file import Place, read_sweep
-from stoker.model.errors import Fault
+from stoker.model.faults import Fault
 
 
 def sweep_in(source: Source, node: Located, key: str = "sweep") -> tuple[Sweep | None, list[Fault]]:

@@ -9,7 +9,7 @@ from typing import Any
 from stoker.config.caret import fault_at
 from stoker.config.located import DEEPEST, Located, Source, StopReading, note
 from stoker.config.toml_places import Path, Spot, find_long_number, find_places, refuse_deep_keys, refuse_many_values
-from stoker.model.errors import Fault
+from stoker.model.faults import Fault
 
 _SAID = re.compile(r"(?P<what>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)", re.DOTALL)
 _PLAIN = (bool, int, float, str)

@@ -15,7 +15,8 @@ from stoker.config.schema import Declared
 from stoker.config.trees import ABSENT, found, merged, refers, replaced, with_value, without
 from stoker.config.vocabulary import check_value, owner_of, value_of
 from stoker.model.digests import Digest
-from stoker.model.errors import ConfigFaults, Fault
+from stoker.model.errors import ConfigFaults
+from stoker.model.faults import Fault
 from stoker.model.frozen import fresh, frozen
 
 # An axis may have a billion values; those met first are remembered.

@@ -18,7 +18,8 @@ from stoker.config.caret import fault_at
 from stoker.config.schema import Declared, Schema
 from stoker.config.sweep import Concat, Condition, Exclude, Product, Sample, Sweep, Zip
 from stoker.config.values import same
-from stoker.model.errors import ConfigFaults, Fault
+from stoker.model.errors import ConfigFaults
+from stoker.model.faults import Fault
 from stoker.model.frozen import changed, frozen
 
 # Of a computed axis so many points are tried before anything runs; a later one that does not fit stops the walk.

@@ -15,7 +15,7 @@ from typing import Any
 from stoker.config.caret import fault_at
 from stoker.config.located import DEEPEST, Located, Source, StopReading, note
 from stoker.config.yaml_scalars import read_plain, read_tagged, refuse_tag
-from stoker.model.errors import Fault
+from stoker.model.faults import Fault
 
 # What YAML does not allow in a file. Looked for first, so that its parser never meets it.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 from stoker.gang.layout import Layout, lay_out
 from stoker.gang.page import MOST_BUFFERS
 from stoker.gang.states import Phase
-from stoker.model.errors import Fault
+from stoker.model.faults import Fault
 from stoker.model.frozen import fresh, frozen_by_position
 from stoker.model.gang_errors import BadGang
 from stoker.model.suggest import did_you_mean

@@ -47,7 +47,8 @@ from stoker.host.installing import pip_install
 from stoker.host.processes import GRACE_S
 from stoker.model.closable import Closable
 from stoker.model.devices import Device
-from stoker.model.errors import Fault, MissingExtra, StokerError
+from stoker.model.errors import MissingExtra, StokerError
+from stoker.model.faults import Fault
 from stoker.model.frozen import changed
 from stoker.model.gang_errors import GangClosed, GangNotUp
 

@@ -17,7 +17,8 @@ from stoker.gang.configs import MOST_RANKS
 from stoker.gang.script_boot import CODE, FILE, MODULE
 from stoker.host.entry import find_program
 from stoker.host.interpreter import find_python, is_bare_python
-from stoker.model.errors import Fault, LocalFile, NoPermission, ProgramNotFound
+from stoker.model.errors import LocalFile, NoPermission, ProgramNotFound
+from stoker.model.faults import Fault
 from stoker.model.frozen import frozen
 from stoker.model.gang_errors import BadGang
 from stoker.model.suggest import did_you_mean

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from stoker.gang.meeting import Cause, Seats, Verdict
 from stoker.gang.meeting_lines import LEAST_TOKEN_CHARS, MOST_HOSTS, is_name
 from stoker.model.clock import SystemClock
-from stoker.model.errors import Cancelled, Fault
+from stoker.model.errors import Cancelled
+from stoker.model.faults import Fault
 from stoker.model.gang_errors import BadGang
 
 _LOOK_S = 0.1

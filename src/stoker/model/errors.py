@@ -16,8 +16,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from stoker.model.faults import Fault as Fault  # noqa: PLC0414 - whoever raises faults has both from here
-from stoker.model.faults import Lack
+from stoker.model.faults import Fault, Lack
 
 
 class StokerError(Exception):

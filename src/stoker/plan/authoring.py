@@ -1,6 +1,7 @@
 """What a cookbook imports: everything to declare kinds, stages, recipes and plans, and nothing else."""
 
-from stoker.model.errors import ArgsFaults, BadInput, Fault, PlanFaults, StageInputError, TemplateFailed
+from stoker.model.errors import ArgsFaults, BadInput, PlanFaults, StageInputError, TemplateFailed
+from stoker.model.faults import Fault
 from stoker.model.resources import Needs
 from stoker.model.retry import RetryOn, RetryPolicy
 from stoker.model.units import parse_duration, parse_size
@@ -11,8 +12,8 @@ from stoker.plan.context import StageContext
 from stoker.plan.filling import fill
 from stoker.plan.graph import Plan
 from stoker.plan.kind import JsonKind, Kind, TextKind, TreeKind, check_files, check_json
-from stoker.plan.outputs import checked_output
-from stoker.plan.program import Program, gang_words
+from stoker.plan.program.outputs import checked_output
+from stoker.plan.program.program import Program, gang_words
 from stoker.plan.recipe import Category, Cookbook, Recipe, recipe
 from stoker.plan.seats import Alone, Company, Seat
 from stoker.plan.sharing import SharedBase

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.model.errors import Fault, FileFaults, PlanFaults, StokerError
+from stoker.model.errors import FileFaults, PlanFaults, StokerError
+from stoker.model.faults import Fault
 from stoker.model.resources import Needs
 from stoker.model.retry import RetryPolicy
 from stoker.model.suggest import did_you_mean

@@ -10,7 +10,7 @@ from stoker.model.frozen import frozen
 from stoker.model.resources import Capacity
 from stoker.plan.admitting import MemoryGate
 from stoker.plan.cache import Cache
-from stoker.plan.device_gate import DeviceGate
+from stoker.plan.device.gate import DeviceGate
 from stoker.plan.history import History
 from stoker.plan.lease import LeaseBook
 from stoker.plan.runner import StageRunner

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from stoker.model.errors import Fault, OutOfMemory, PlanFaults, StokerError
+from stoker.model.errors import OutOfMemory, PlanFaults, StokerError
+from stoker.model.faults import Fault
 from stoker.plan.admitting import MemoryGate
-from stoker.plan.device_gate import DeviceGate, NoDevices
+from stoker.plan.device.gate import DeviceGate, NoDevices
 from stoker.plan.engine import Engine
 from stoker.plan.graph import Node
 from stoker.plan.runner import StageRunner

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.host.durable import translated
-from stoker.model.errors import Fault, FileFaults, PlanFaults
+from stoker.model.errors import FileFaults, PlanFaults
+from stoker.model.faults import Fault
 from stoker.model.json_places import JsonPlaces, Place, find_places, has_repeated_keys
 from stoker.model.json_text import loads
 from stoker.model.retry import RetryOn, RetryPolicy

@@ -13,10 +13,10 @@ from stoker.model.digests import Digest
 from stoker.model.frozen import frozen
 from stoker.plan.action import Difference
 from stoker.plan.cache import Cache
+from stoker.plan.execution.progress import Progress
 from stoker.plan.graph import Node, Plan
 from stoker.plan.history import History
 from stoker.plan.outcome import Ending, NodeResult
-from stoker.plan.progress import Progress
 from stoker.plan.resolve import Execute, Resolver
 
 

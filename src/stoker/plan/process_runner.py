@@ -20,8 +20,8 @@ from stoker.model.clock import SystemClock
 from stoker.model.errors import ProcessLost, Unavailable
 from stoker.model.json_text import dumps
 from stoker.model.retry import Cause
-from stoker.plan.device_variables import HIDDEN
-from stoker.plan.program_end import out_of_memory
+from stoker.plan.device.variables import HIDDEN
+from stoker.plan.program.end import out_of_memory
 from stoker.plan.runner import Attempt, Failed, Finished, Usage, Work
 from stoker.plan.stage import Stage
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.model.clock import Clock
-from stoker.plan.metrics_file import Source
-from stoker.plan.metrics_writer import MetricsWriter
+from stoker.plan.metrics.file import Source
+from stoker.plan.metrics.writer import MetricsWriter
 
 LAST_KEPT = 256
 """Metrics whose last value is part of the result; the curves have all of them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from stoker.model.frozen import frozen
-from stoker.plan.metrics_file import SUFFIX
+from stoker.plan.metrics.file import SUFFIX
 
 
 @frozen

@@ -30,7 +30,8 @@ from stoker.host.durable import (
 from stoker.model.artifacts import Tree, TreeEntry
 from stoker.model.clock import Clock
 from stoker.model.digests import Digest, digest_bytes
-from stoker.model.errors import CorruptBytes, Fault, Faults, NotFound, StokerError
+from stoker.model.errors import CorruptBytes, Faults, NotFound, StokerError
+from stoker.model.faults import Fault
 from stoker.model.frozen import frozen
 from stoker.store.memo import Memo, stamp_of
 from stoker.store.places import Places

@@ -18,7 +18,8 @@ from stoker.host.durable import NO_STEP, open_regular, remove_tree, translated
 from stoker.model.artifacts import Tree, TreeEntry
 from stoker.model.clock import Clock
 from stoker.model.digests import Digest, digest_value
-from stoker.model.errors import Fault, Faults, LocalFile, Refused
+from stoker.model.errors import Faults, LocalFile, Refused
+from stoker.model.faults import Fault
 from stoker.model.frozen import frozen
 from stoker.store.bundle.unpacking import unpack
 from stoker.store.local import Found, LocalStore

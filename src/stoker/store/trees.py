@@ -17,7 +17,8 @@ from stoker.host.durable import translated
 from stoker.host.folder_walk import FolderWalk
 from stoker.model.artifacts import Tree, TreeEntry
 from stoker.model.digests import Digest, digest_bytes
-from stoker.model.errors import Fault, Faults
+from stoker.model.errors import Faults
+from stoker.model.faults import Fault
 
 Hasher = Callable[[str], tuple[Digest, int]]
 

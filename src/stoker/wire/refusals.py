@@ -13,7 +13,6 @@ from stoker.model.errors import (
     BadAnswer,
     BadInput,
     Bug,
-    Fault,
     Faults,
     NotFound,
     RateLimited,
@@ -21,6 +20,7 @@ from stoker.model.errors import (
     StokerError,
     Unavailable,
 )
+from stoker.model.faults import Fault
 from stoker.model.fleet_errors import Conflict, NoCoordinator, NotAllowed, TooLarge, VersionSkew
 from stoker.model.json_text import loads
 from stoker.model.printable import one_line

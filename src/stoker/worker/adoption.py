@@ -15,9 +15,9 @@ from stoker.model.suggest import did_you_mean
 from stoker.plan.action import Action
 from stoker.plan.adopt import adopt
 from stoker.plan.cache import Cache, Hit
+from stoker.plan.execution.progress import Progress
 from stoker.plan.graph import Node, Plan
 from stoker.plan.outcome import Ending, NodeResult
-from stoker.plan.progress import Progress
 
 
 @frozen

@@ -16,7 +16,7 @@ from stoker.model.errors import StokerError
 from stoker.model.frozen import changed, frozen
 from stoker.model.json_text import loads
 from stoker.model.lifecycle import JobState
-from stoker.plan.metrics_file import SUFFIX
+from stoker.plan.metrics.file import SUFFIX
 from stoker.plan.run_folders import safe_name
 from stoker.plan.status import read_status
 from stoker.plan.sweep_plan import TrialNodes

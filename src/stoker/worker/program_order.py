@@ -12,7 +12,7 @@ from typing import Any
 
 from stoker.config.values import fill_text
 from stoker.model.digests import Digest, digest_value
-from stoker.model.errors import Fault
+from stoker.model.faults import Fault
 from stoker.model.frozen import frozen
 from stoker.model.resources import Capacity
 from stoker.model.suggest import did_you_mean, nearest

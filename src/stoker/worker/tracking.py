@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from stoker.model.events import Event, Kinds
+from stoker.plan.metrics.wandb_sink import SinkEnd, WandbRun, WandbSink
 from stoker.plan.run_folders import RunFolders
-from stoker.plan.wandb_sink import SinkEnd, WandbRun, WandbSink
 from stoker.worker.trials import Trial, shared_nodes
 
 _ENDS = frozenset({Kinds.STAGE_END, Kinds.STAGE_FAILED, Kinds.STAGE_CANCELLED, Kinds.STAGE_PRUNED})

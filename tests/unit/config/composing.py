@@ -13,7 +13,8 @@ from stoker.config.compose import compose
 from stoker.config.composed import Composed
 from stoker.config.override import parse_overrides
 from stoker.config.schema import NOTHING, Declared, Schema
-from stoker.model.errors import ConfigFaults, Fault
+from stoker.model.errors import ConfigFaults
+from stoker.model.faults import Fault
 
 FREE = Schema(leaves={}, is_open=True)
 

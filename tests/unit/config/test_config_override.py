@@ -9,7 +9,8 @@ import pytest
 from stoker.config.axis import Axis, Choice, Form
 from stoker.config.origin import Layer
 from stoker.config.override import Kind, Override, parse_override, parse_overrides, read_overrides
-from stoker.model.errors import ConfigFaults, Fault
+from stoker.model.errors import ConfigFaults
+from stoker.model.faults import Fault
 
 
 def value_of(word: str) -> Any:

@@ -12,7 +12,7 @@ from stoker.config.origin import Layer, Origin
 from stoker.config.override import parse_overrides
 from stoker.config.sweep import Sweep, points, size
 from stoker.config.sweep_file import read_sweep
-from stoker.model.errors import Fault
+from stoker.model.faults import Fault
 
 
 def both(tree: Any, *words: str) -> tuple[Sweep | None, list[Fault]]:

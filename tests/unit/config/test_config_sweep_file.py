@@ -10,7 +10,7 @@ from stoker.config.axis import Axis, Form
 from stoker.config.origin import Layer, Origin
 from stoker.config.sweep import Sweep, axes_of, points, size
 from stoker.config.sweep_file import Place, read_sweep
-from stoker.model.errors import Fault
+from stoker.model.faults import Fault
 
 
 def origin_of(place: Place) -> Origin:

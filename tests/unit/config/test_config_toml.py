@@ -10,7 +10,7 @@ import pytest
 from stoker.config.located import Located, Source
 from stoker.config.toml_file import read_toml
 from stoker.config.toml_places import find_places
-from stoker.model.errors import Fault
+from stoker.model.faults import Fault
 
 EVERY_FORM = """\
 # a comment with [brackets] and = signs

@@ -13,7 +13,7 @@ from stoker.config import yaml_file
 from stoker.config.located import DEEPEST, MOST_VALUES, Located, Source
 from stoker.config.yaml_file import read_yaml
 from stoker.config.yaml_scalars import read_plain
-from stoker.model.errors import Fault
+from stoker.model.faults import Fault
 
 
 def source_of(text: str) -> Source:

@@ -7,7 +7,8 @@ import pytest
 
 from stoker.coordinator.queue.commands import Answer, Command, Declare, Done
 from stoker.coordinator.service.rereading import Files, cluster_changes, lines_of, trouble_of
-from stoker.model.errors import ClusterFaults, Fault, ManifestFaults
+from stoker.model.errors import ClusterFaults, ManifestFaults
+from stoker.model.faults import Fault
 from stoker.model.fleet_errors import DatabaseTrouble
 from stoker.model.nodes import Cluster, Node
 from stoker.wire.asking import NOTHING_GIVEN

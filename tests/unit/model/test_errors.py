@@ -6,7 +6,8 @@ import re
 import pytest
 
 from stoker.model import errors, exits, fleet_errors, gang_errors
-from stoker.model.errors import Fault, Faults, StokerError
+from stoker.model.errors import Faults, StokerError
+from stoker.model.faults import Fault
 from stoker.model.json_text import dumps, loads
 
 CLASSES = list(

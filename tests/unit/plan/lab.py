@@ -33,18 +33,18 @@ from stoker.plan.cache import Cache
 from stoker.plan.code_identity import CodeIdentity
 from stoker.plan.company.founding import CompanySettings
 from stoker.plan.company.runner import CompanyRunner
+from stoker.plan.device.ledger_gate import LedgerGate
 from stoker.plan.engine import Engine
-from stoker.plan.executor import Executor
+from stoker.plan.execution.executor import Executor
 from stoker.plan.footprints import Footprints
 from stoker.plan.graph import Plan
 from stoker.plan.history import History
 from stoker.plan.lease import LeaseBook
-from stoker.plan.ledger_gate import LedgerGate
 from stoker.plan.outcome import NodeResult, RunResult
 from stoker.plan.preview import Preview, preview
 from stoker.plan.process_runner import ProcessRunner
-from stoker.plan.program_launch import Surroundings
-from stoker.plan.program_runner import ProgramRunner
+from stoker.plan.program.launch import Surroundings
+from stoker.plan.program.runner import ProgramRunner
 from stoker.plan.run_folders import RunFolders
 from stoker.plan.run_options import RunOptions
 from stoker.plan.runner import InlineRunner, StageRunner

@@ -10,7 +10,7 @@ from typing import Any
 from stoker.cookbooks.command.cookbook import KnownProgramArgs, OpenProgramArgs, run, run_known
 from stoker.plan.arg_types import InputPath
 from stoker.plan.graph import Plan
-from stoker.plan.metrics_file import read_metrics
+from stoker.plan.metrics.file import read_metrics
 from stoker.store.records import Record
 from tests.unit.plan.lab import Lab, Ran, plan_of
 

@@ -6,9 +6,9 @@ from stoker.model.digests import Digest
 from stoker.model.resources import GIB, Capacity, Needs, Resource
 from stoker.plan.action import Action, StageFacts
 from stoker.plan.authoring import Stage, StageContext, stage
+from stoker.plan.execution.queueing import Waiting, WaitingRoom
 from stoker.plan.graph import Node
 from stoker.plan.permits import Grant, Permits, Shortage
-from stoker.plan.queueing import Waiting, WaitingRoom
 from stoker.plan.resolve import Execute
 from tests.unit.plan.stages import Number
 

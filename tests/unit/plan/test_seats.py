@@ -9,7 +9,8 @@ import pytest
 
 from stoker.model.errors import Bug
 from stoker.plan.authoring import Alone, Digests, InputPath, PlanBuilder, StageContext, Together, arg, stage
-from stoker.plan.company.keys import company_key, company_word, held_base
+from stoker.plan.company.keys import company_key, company_word
+from stoker.plan.device.held_base import held_base
 from stoker.plan.graph import Node
 from tests.unit.plan.lab import Lab
 from tests.unit.plan.stages import Number

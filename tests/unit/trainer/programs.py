@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.model.json_text import loads
-from stoker.plan.metrics_file import Frame, Row, read_frames
+from stoker.plan.metrics.file import Frame, Row, read_frames
 
 FOLDER = Path(__file__).parents[3] / "src" / "stoker" / "trainer"
 HEAD = "import os, sys\nimport stoker_trainer as t\n"

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from stoker.plan.metrics_file import Row, encode_frame
-from stoker.plan.trainer_lines import Eval, Saved, parse_control
-from stoker.plan.trainer_talk import Talk
+from stoker.plan.metrics.file import Row, encode_frame
+from stoker.plan.speech.trainer_lines import Eval, Saved, parse_control
+from stoker.plan.speech.trainer_talk import Talk
 from tests.unit.trainer.programs import Place
 
 
@@ -291,7 +291,7 @@ def test_both_writers_of_the_format_write_the_same_bytes() -> None:
     from stoker.trainer import stoker_trainer
 
     rows = [Row(1, 2.5, "loss", 0.5), Row(2, 3.5, "größe" * 100, math.inf), Row(-3, 4.5, "loss", -0.0)]
-    from stoker.plan.metrics_file import clean_name
+    from stoker.plan.metrics.file import clean_name
 
     theirs = stoker_trainer._frame(
         [row.step for row in rows], [row.at_s for row in rows], [row.value for row in rows], [r.name for r in rows], 9

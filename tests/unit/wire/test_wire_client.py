@@ -265,7 +265,7 @@ def test_what_the_coordinator_refuses_is_the_same_error_here(serve, error):
 
 
 def test_faults_come_back_one_by_one(serve):
-    from stoker.model.errors import Fault
+    from stoker.model.faults import Fault
 
     error = ManifestFaults("2 faults", faults=(Fault("m.toml:3", "no such key", "did you mean"), Fault("", "too long")))
     client, _ = serve(lambda _asked: said(error.to_dict(), 422))

@@ -8,7 +8,7 @@ import pytest
 from stoker.model.errors import NotFound
 from stoker.model.frozen import changed
 from stoker.model.json_text import dumps
-from stoker.plan.metrics_curves import curves
+from stoker.plan.metrics.curves import curves
 from stoker.worker.program_order import flat
 from stoker.worker.settings import Setting
 from stoker.worker.sides import side_of

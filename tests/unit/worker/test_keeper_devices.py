@@ -11,7 +11,7 @@ import pytest
 from stoker.host.identity import ProcessIdentity, mine, of_pid
 from stoker.model.capability import Capability
 from stoker.model.devices import MIB, Answer, Backend, Device, Verdict
-from stoker.plan.company.keys import held_base
+from stoker.plan.device.held_base import held_base
 from stoker.wire.leasing import Grant
 from stoker.worker.keeper.machine import Machine
 from tests.fakes.coordinator import FakeCoordinator

@@ -13,13 +13,13 @@ import pytest
 from stoker.model.clock import FakeClock
 from stoker.model.digests import Digest
 from stoker.model.events import Event, Kinds
-from stoker.plan.metrics_writer import MetricsWriter
+from stoker.plan.metrics.wandb_sink import WandbRun
+from stoker.plan.metrics.writer import MetricsWriter
 from stoker.plan.run_folders import RunFolders
 from stoker.plan.sweep_plan import TrialNodes
-from stoker.plan.wandb_sink import WandbRun
 from stoker.worker.tracking import Tracking
 from stoker.worker.trials import Trial
-from tests.unit.plan.test_wandb_sink import LIBRARY, SCRIPT
+from tests.unit.plan.metrics.test_metrics_wandb_sink import LIBRARY, SCRIPT
 
 
 class Office:

@@ -7,7 +7,8 @@ from graphlib import CycleError, TopologicalSorter
 from stoker.coordinator.queue.outcomes import Fate
 from stoker.coordinator.queue.rows import JobRow
 from stoker.coordinator.queue.turn import Turn
-from stoker.model.errors import Fault, Faults
+from stoker.model.errors import Faults
+from stoker.model.faults import Fault
 from stoker.model.frozen import frozen
 from stoker.model.lifecycle import JobState
 from stoker.model.suggest import did_you_mean

@@ -11,7 +11,8 @@ from typing import Any
 
 from stoker.host.names import name_fault, shown_name
 from stoker.model.digests import digest_value
-from stoker.model.errors import Fault, Faults
+from stoker.model.errors import Faults
+from stoker.model.faults import Fault
 from stoker.model.frozen import frozen
 from stoker.model.ids import job_id
 from stoker.model.json_text import dumps

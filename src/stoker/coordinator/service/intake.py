@@ -10,7 +10,8 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from stoker.coordinator.service.speech import Receive, Scope
-from stoker.model.errors import BadInput, Fault, Faults
+from stoker.model.errors import BadInput, Faults
+from stoker.model.faults import Fault
 from stoker.model.fleet_errors import TooLarge
 from stoker.model.json_text import loads
 from stoker.model.units import format_size

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from stoker.faces.cli.call import Call
 from stoker.model.errors import NotFound, Refused
-from stoker.plan.metrics_export import Series, export_csv, export_parquet
+from stoker.plan.metrics.export import Series, export_csv, export_parquet
 from stoker.worker.gathering import Gathered
 
 

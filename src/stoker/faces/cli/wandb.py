@@ -8,7 +8,7 @@ import sys
 import stoker
 from stoker.faces.cli.call import Call
 from stoker.host.interpreter import find_python
-from stoker.plan.wandb_sink import WandbRun
+from stoker.plan.metrics.wandb_sink import WandbRun
 from stoker.worker.execution import folders_of
 from stoker.worker.job_folder import JobFolder
 from stoker.worker.ordering import Order

@@ -20,7 +20,7 @@ from stoker.hardware.estimate.reading import (
 )
 from stoker.hardware.estimate.shape import ModelShape
 from stoker.hardware.estimate.training import Method, Width
-from stoker.model.errors import Fault
+from stoker.model.faults import Fault
 
 ADAPTERS = "adapters"
 COMPANY_KEYS: Mapping[str, str] = {

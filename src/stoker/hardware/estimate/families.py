@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stoker.hardware.estimate.shape import Linear, ModelShape, Norm, Wiring
-from stoker.model.errors import BadInput, Fault, Faults
+from stoker.model.errors import BadInput, Faults
+from stoker.model.faults import Fault
 from stoker.model.frozen import frozen
 from stoker.model.suggest import did_you_mean
 

@@ -19,7 +19,8 @@ from stoker.hardware.estimate.training import (
     Training,
     Width,
 )
-from stoker.model.errors import ArgsFaults, Fault
+from stoker.model.errors import ArgsFaults
+from stoker.model.faults import Fault
 from stoker.model.suggest import did_you_mean
 
 _MOST = 10**7

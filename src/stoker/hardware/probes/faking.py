@@ -15,7 +15,8 @@ from stoker.hardware.probes.found import Found, spoken
 from stoker.hardware.probes.visibility import Candidate, visible_answers
 from stoker.model.capability import ProbeFinding
 from stoker.model.devices import Answer, Backend, Device, MemoryType, Verdict
-from stoker.model.errors import ConfigFaults, FakeForbidden, Fault
+from stoker.model.errors import ConfigFaults, FakeForbidden
+from stoker.model.faults import Fault
 from stoker.model.frozen import changed, frozen
 from stoker.model.resources import GIB
 from stoker.model.suggest import did_you_mean

@@ -16,7 +16,7 @@ from stoker.model.errors import ProcessLost
 from stoker.model.frozen import frozen
 from stoker.model.json_text import dumps
 from stoker.plan.company.words import FORMAT
-from stoker.plan.device_variables import HIDDEN, VRAM_BYTES
+from stoker.plan.device.variables import HIDDEN, VRAM_BYTES
 from stoker.plan.runner import Work
 
 _BOOT = (

@@ -1,8 +1,7 @@
-"""By which names a company is found: the word that members have in common, the company's own key, the base it holds."""
+"""By which names a company is found: the word that members have in common, and the company's own key."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -32,11 +31,6 @@ def company_word(stage: Stage, args: Mapping[str, Any], action: Action) -> str:
 def company_key(stage: Stage, word: str, action: Action) -> str:
     """Name a company so that only the same code, in the same words, joins it."""
     return digest_value("company", [stage.together.run if stage.together else "", word, action.facts_digest])
-
-
-def held_base(word: str, user: int | None = None) -> str:
-    """Give the name under which the ledger of devices charges what a company of a user's holds once."""
-    return digest_value("company base", [word, os.geteuid() if user is None else user])[:32]
 
 
 def _contents(value: Any) -> Iterator[str]:

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 
 from stoker.host.names import LONGEST_NAME_BYTES, clashes, name_fault
 from stoker.model.artifacts import Tree
-from stoker.model.errors import ArchiveFaults, Fault
+from stoker.model.errors import ArchiveFaults
+from stoker.model.faults import Fault
 from stoker.model.frozen import frozen
 from stoker.model.units import format_size
 from stoker.store.bundle.tar_reading import Broken, Member, Sort

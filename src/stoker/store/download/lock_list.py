@@ -20,7 +20,8 @@ from stoker.host.durable import read_regular, translated, write_file
 from stoker.host.http.addresses import origin, read_address
 from stoker.host.names import name_fault
 from stoker.model.digests import Digest, is_digest
-from stoker.model.errors import BadInput, Fault, Faults
+from stoker.model.errors import BadInput, Faults
+from stoker.model.faults import Fault
 from stoker.model.frozen import changed, frozen
 from stoker.model.json_places import JsonPlaces, Place, find_places, has_repeated_keys
 from stoker.model.json_text import dumps, loads

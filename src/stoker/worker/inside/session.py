@@ -20,7 +20,7 @@ from stoker.host.seating import Seat, take_seat
 from stoker.model.clock import Clock
 from stoker.model.errors import Bug, ProcessLost, ProgramNotFound, StokerError
 from stoker.model.leases import Token
-from stoker.plan.hiding import Hiding
+from stoker.plan.program.hiding import Hiding
 from stoker.wire.asking import DoneView
 from stoker.wire.exec_sessions import OUT, PIECE_BYTES, ExecEnd, ExecInput, ExecListen
 from stoker.wire.leasing import ExecCall

@@ -19,8 +19,8 @@ from stoker.model.capability import Capability
 from stoker.model.errors import StokerError
 from stoker.model.frozen import frozen
 from stoker.plan.catalogue import Catalogue
-from stoker.plan.company.keys import held_base
-from stoker.plan.device_variables import HIDDEN, device_variables
+from stoker.plan.device.held_base import held_base
+from stoker.plan.device.variables import HIDDEN, device_variables
 from stoker.wire.finding import OPERATOR_TOKEN
 from stoker.wire.leasing import Grant, Measured
 from stoker.worker.keeper.checking import Look

@@ -17,7 +17,8 @@ from stoker.config.manifest import HostEntry, JobEntry, Manifest
 from stoker.config.manifest_file import ReadJob
 from stoker.config.sweep import Sweep, axes_of, paths_of, size
 from stoker.config.typed import typed
-from stoker.model.errors import Fault, StokerError, UnknownRecipe
+from stoker.model.errors import StokerError, UnknownRecipe
+from stoker.model.faults import Fault
 from stoker.model.resources import Capacity
 from stoker.plan.catalogue import Catalogue
 from stoker.worker.program_order import RECIPE, ProgramWords, flat

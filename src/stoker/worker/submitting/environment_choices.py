@@ -16,7 +16,8 @@ from collections.abc import Iterable, Mapping
 from stoker.config.by_platform import ANY, is_version
 from stoker.host.durable import read_regular
 from stoker.model.digests import digest_value
-from stoker.model.errors import BadInput, Fault
+from stoker.model.errors import BadInput
+from stoker.model.faults import Fault
 from stoker.model.frozen import frozen
 from stoker.model.platforms import Platform, python_of
 from stoker.wire.environments import choose, platform_held

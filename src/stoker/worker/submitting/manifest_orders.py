@@ -12,7 +12,7 @@ from stoker.config.fields import Reading
 from stoker.config.manifest import HostEntry, JobEntry
 from stoker.config.manifest_file import ReadJob, read_manifest_into
 from stoker.config.manifest_rules import Known
-from stoker.model.errors import Fault
+from stoker.model.faults import Fault
 from stoker.model.frozen import changed
 from stoker.model.units import parse_duration
 from stoker.plan.catalogue import Catalogue

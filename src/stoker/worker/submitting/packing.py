@@ -18,7 +18,8 @@ from typing import BinaryIO
 from stoker.host.durable import open_regular, translated
 from stoker.model.artifacts import Tree, TreeEntry
 from stoker.model.digests import Digest, digest_bytes
-from stoker.model.errors import Fault, Faults, Refused
+from stoker.model.errors import Faults, Refused
+from stoker.model.faults import Fault
 from stoker.model.frozen import frozen
 from stoker.model.units import format_size
 from stoker.store.listing import check_tree

@@ -16,7 +16,8 @@ from stoker.config.label import label_of
 from stoker.config.manifest import CodePlace, JobEntry
 from stoker.config.sweep import Point, points
 from stoker.host.interpreter import is_bare_python
-from stoker.model.errors import ArgsFaults, Fault, Faults, StokerError
+from stoker.model.errors import ArgsFaults, Faults, StokerError
+from stoker.model.faults import Fault
 from stoker.model.frozen import frozen
 from stoker.model.ids import job_id
 from stoker.model.requirements import Wish

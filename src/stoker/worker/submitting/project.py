@@ -16,7 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from stoker.host.durable import read_regular, translated
 from stoker.host.git import FILTERS, NOT_THERE, ask_git, without_filters
-from stoker.model.errors import BadInput, Fault, Faults, LocalFile
+from stoker.model.errors import BadInput, Faults, LocalFile
+from stoker.model.faults import Fault
 from stoker.model.frozen import fresh, frozen
 from stoker.worker.submitting.ignore_patterns import IgnorePatterns
 from stoker.worker.submitting.plain_folder import is_rubbish, walk_folder

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from stoker.config.schema import Schema
-from stoker.model.errors import Fault
+from stoker.model.faults import Fault
 from stoker.model.suggest import did_you_mean_path
 from stoker.plan.args import ArgSpec, RecordType
 from stoker.plan.recipe import Recipe

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from stoker.config.label import label_of
 from stoker.config.sweep import points
-from stoker.model.errors import ArgsFaults, Fault, Faults, StokerError
+from stoker.model.errors import ArgsFaults, Faults, StokerError
+from stoker.model.faults import Fault
 from stoker.model.ids import JobIds
 from stoker.plan.recipe import Recipe
 from stoker.plan.sharing import SharedBase

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.model.digests import digest_value
-from stoker.model.errors import Fault, Faults
+from stoker.model.errors import Faults
+from stoker.model.faults import Fault
 from stoker.model.frozen import changed, frozen
 from stoker.model.resources import Needs
 from stoker.plan.code_identity import CodeIdentity

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.config.by_platform import ANY, is_version
-from stoker.model.errors import ArgsFaults, Fault
+from stoker.model.errors import ArgsFaults
+from stoker.model.faults import Fault
 from stoker.model.frozen import fresh, frozen
 from stoker.model.ids import job_id
 from stoker.model.units import parse_duration

@@ -11,7 +11,7 @@ from stoker.model.errors import ArgsFaults, StageInputError
 from stoker.plan.arg_types import InputPath
 from stoker.plan.context import StageContext
 from stoker.plan.graph import Node
-from stoker.plan.program import Program
+from stoker.plan.program.program import Program
 from stoker.plan.stage import perform
 
 DATA = InputPath(__file__)

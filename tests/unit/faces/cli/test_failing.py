@@ -7,7 +7,8 @@ import pytest
 
 from stoker.faces.cli.failing import error_lines, report
 from stoker.faces.cli.output import Output
-from stoker.model.errors import ArgsFaults, Fault, NotFound
+from stoker.model.errors import ArgsFaults, NotFound
+from stoker.model.faults import Fault
 
 
 def test_an_error_is_one_line_and_a_hint() -> None:

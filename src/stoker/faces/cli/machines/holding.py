@@ -21,7 +21,7 @@ from stoker.host.exit import Exit
 from stoker.host.processes import Child, group_members, start
 from stoker.model.errors import StokerError
 from stoker.model.units import format_size
-from stoker.plan.device_variables import device_variables
+from stoker.plan.device.variables import device_variables
 
 
 def find(call: Call, program: list[str]) -> str:

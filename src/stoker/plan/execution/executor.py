@@ -1,0 +1,434 @@
+"""Run a plan: look up, run what misses, keep what it makes. One loop decides; threads do.
+
+Promises: a node's result is used only after its record is durable; the first failure is the one reported; when `run`
+returns nothing of ours is still running, except in-process work that would not stop and was abandoned, which is said.
+Sequential is the same loop with one place.
+"""
+
+from __future__ import annotations
+
+import queue
+
+from stoker.model.errors import BadInput, OutOfMemory, PlanDeadline, StageFailed, StokerError
+from stoker.model.retry import Again, Cause, decide_retry
+from stoker.model.units import format_duration
+from stoker.plan.cache import Committed
+from stoker.plan.engine import Engine
+from stoker.plan.execution.asides import Asides
+from stoker.plan.execution.attempting import Attempts, Report, Running
+from stoker.plan.execution.failures import as_stopped, error_of
+from stoker.plan.execution.in_flight import InFlight
+from stoker.plan.execution.launching import Elsewhere, JustMade, Launchpad, NotStarted, Outdated, Started
+from stoker.plan.execution.news import News
+from stoker.plan.execution.progress import Progress
+from stoker.plan.execution.queueing import Waiting
+from stoker.plan.execution.schedule import Schedule, State
+from stoker.plan.graph import Plan
+from stoker.plan.outcome import Ending, NodeResult, RunResult
+from stoker.plan.resolve import Execute, Resolver, Use
+from stoker.plan.run_folders import RunFolders
+from stoker.plan.run_options import RunOptions
+from stoker.plan.runner import Failed, Usage
+from stoker.plan.status import StatusWriter
+
+_LONGEST_NAP_S = 0.25
+# However many nodes are ready, the loop tells its news and looks around this often.
+_LONGEST_TURN_S = 0.1
+_MAX_REWINDS = 2
+# Causes behind which there may be an input whose bytes vanished while the stage was reading.
+_BLAMED_ON_INPUTS = frozenset({Cause.USER, Cause.INPUT, Cause.IO, Cause.LOST})
+
+
+class Executor:
+    """Runs one plan once."""
+
+    def __init__(
+        self, plan: Plan, engine: Engine, *, status: StatusWriter, folders: RunFolders, options: RunOptions
+    ) -> None:
+        self._plan = plan
+        self._engine = engine
+        self._clock = engine.clock
+        self._options = options
+        self._news = News(status)
+        self._progress = Progress(plan)
+        self._schedule = Schedule()
+        self._asides = Asides()
+        self._resolver = Resolver(
+            plan=plan.name,
+            cache=engine.cache,
+            history=engine.history,
+            rerun=options.rerun,
+            kept=options.kept,
+            partition=options.partition,
+        )
+        self._attempts = Attempts(
+            cache=engine.cache,
+            memory=engine.memory,
+            clock=engine.clock,
+            folders=folders,
+            emit_step=self._news.step,
+            is_cancelled=lambda: self._cancel is not None,
+        )
+        uses_devices = any(node.needs.gpu for node in plan.nodes)
+        self._launchpad = Launchpad(
+            engine,
+            attempts=self._attempts,
+            news=self._news,
+            job=folders.job,
+            uses_devices=uses_devices,
+            solo=options.solo,
+        )
+        self._in_flight = InFlight(clock=engine.clock, grace_s=options.grace_s)
+        self._tries: dict[str, int] = {}
+        self._rewinds: dict[str, int] = {}
+        self._failures = 0
+        self._error: StokerError | None = None
+        self._cancel: StokerError | None = None
+        self._is_stopping = False
+        self._has_more_to_do = False
+        self._wanted = frozenset({plan.final, *plan.keep})
+        self._warnings: list[str] = []
+
+    def cancel(self, error: StokerError) -> None:
+        """Ask the run to stop for this reason. May be called from a signal handler or another thread."""
+        self._cancel = self._cancel or error
+        self._attempts.wake()
+
+    def run(self) -> RunResult:
+        """Run to the end, whatever the end is."""
+        started_s = self._clock.monotonic_s()
+        for rank, node in enumerate(self._plan.nodes):
+            self._schedule.add(node.id, rank=(rank,), needs=node.producers())
+        limit_s = self._options.deadline_s
+        deadline_s = None if limit_s is None else started_s + limit_s
+        try:
+            self._launchpad.refuse_the_impossible(self._plan.nodes)
+            self._start_what_can()
+            while not self._schedule.is_over:
+                self._wait()
+                self._look_around(deadline_s)
+                self._start_what_can()
+        except BaseException:
+            # Not even the journal could be written, or this is a bug: either way nothing of ours may go on alone.
+            self._in_flight.drop_all()
+            raise
+        finally:
+            self._attempts.close()
+            self._launchpad.devices.close()
+            self._engine.leases.give_back_all()
+            self._engine.history.close()
+        if self._rewinds:
+            self._progress.collect_again()
+        return RunResult(
+            nodes=self._progress.results,
+            final=self._plan.final,
+            elapsed_s=self._clock.monotonic_s() - started_s,
+            error=self._error,
+            warnings=tuple(self._warnings),
+        )
+
+    def _start_what_can(self) -> None:
+        """Decide about what is ready and start what there is room for, for one turn of the loop."""
+        until_s = self._clock.monotonic_s() + _LONGEST_TURN_S
+        self._consider_what_is_ready(until_s)
+        while self._launch_one() and self._clock.monotonic_s() < until_s:
+            self._consider_what_is_ready(until_s)
+        self._has_more_to_do = self._clock.monotonic_s() >= until_s
+        self._news.tell()
+
+    def _consider_what_is_ready(self, until_s: float) -> None:
+        while not self._launchpad.room.is_full and self._clock.monotonic_s() < until_s:
+            if self._cancel is not None:
+                self._stop_for(self._cancel)
+            name = self._schedule.next_ready()
+            if name is None:
+                break
+            if self._is_stopping:
+                self._end_cancelled(name)
+                continue
+            try:
+                self._consider(name)
+            except StokerError as error:
+                self._fail_early(name, error)
+
+    def _consider(self, name: str) -> None:
+        """Decide about a node whose inputs are all there."""
+        if self._progress.is_unexpanded_fan(name):
+            self._expand(name)
+            return
+        if self._progress.is_expanded_fan(name):
+            self._progress.collect(name)
+            self._schedule.done(name)
+            return
+        node = self._progress.nodes[name]
+        inputs = self._progress.inputs_of(name)
+        refs = {port: tuple(product.ref for product in given) for port, given in inputs.items()}
+        needs_bytes = node.id in self._wanted or name in self._rewinds
+        decision = self._resolver.resolve(name, node, refs, needs_bytes=needs_bytes)
+        if isinstance(decision, Use):
+            self._use(name, decision)
+            return
+        if decision.damage:
+            self._news.damaged(name, decision.key, decision.damage)
+        if self._rewind_inputs(name):
+            return
+        needs = self._launchpad.needs_of(node, decision)
+        self._schedule.park(name)
+        if self._asides.take_off(decision.key, name):
+            rank = self._schedule.rank(name)
+            waiting = Waiting(name=name, node=node, execute=decision, inputs=inputs, rank=rank, needs=needs)
+            self._launchpad.room.enter(waiting)
+
+    def _expand(self, name: str) -> None:
+        """Turn a fan-out whose list is known into its instances."""
+        try:
+            count = self._progress.items_for(name)
+        except ValueError as error:
+            self._fail(name, NodeResult(ending=Ending.FAILED, cause=Cause.INPUT, message=str(error)))
+            return
+        instances = self._progress.expand(name, count)
+        node = self._progress.nodes[name]
+        self._news.expanded(name, node, count)
+        rank, producers = self._schedule.rank(name), node.producers()
+        for position, instance in enumerate(instances):
+            self._schedule.add(instance, rank=(*rank, position), needs=producers)
+        if instances:
+            self._schedule.wait_for(name, instances)
+        else:
+            self._progress.collect(name)
+            self._schedule.done(name)
+
+    def _rewind_inputs(self, name: str) -> bool:
+        """Send producers whose bytes are gone back to work; True if the node has to wait for them."""
+        gone = [source for source in self._progress.read_by(name) if not self._progress.results[source].has_bytes]
+        for source in gone:
+            # Several nodes may want the same bytes: only the first of them sends their producer back.
+            if self._schedule.state(source) is State.DONE:
+                self._rewinds[source] = self._rewinds.get(source, 0) + 1
+                if self._rewinds[source] > _MAX_REWINDS:
+                    message = f"the bytes of {source} keep vanishing"
+                    self._fail(name, NodeResult(ending=Ending.FAILED, cause=Cause.IO, message=message))
+                    return True
+                self._news.rewinds(source, name)
+            self._schedule.rewind(source, then=name)
+        return bool(gone)
+
+    def _has_lost_inputs(self, running: Running) -> bool:
+        """Find out whether what a failed stage read vanished under it; those bytes are then known to be gone."""
+        lost = False
+        for source in self._progress.read_by(running.name):
+            result = self._progress.results[source]
+            if not all(self._engine.cache.has_bytes(product.record) for product in result.products[:1]):
+                result.has_bytes = False
+                lost = True
+        return lost
+
+    def _launch_one(self) -> bool:
+        """Let the next waiting node start; False if there is none, or no room."""
+        is_full = len(self._in_flight) >= self._options.max_in_flight
+        if self._is_stopping or (is_full and not self._in_flight.companies):
+            self._launchpad.stand_aside()
+            return False
+        # One more member of a company is not one more at once.
+        tried = self._launchpad.launch_one(joining=self._in_flight.companies if is_full else None)
+        match tried:
+            case None:
+                return False
+            case Started(running=running):
+                self._asides.forget(running.name)
+                self._tries[running.name] = self._tries.get(running.name, 0) + 1
+                self._in_flight.add(running)
+            case Elsewhere(waiting=waiting, held=held):
+                if self._asides.poll_later(waiting.name, self._clock.monotonic_s()):
+                    self._news.waits_elsewhere(waiting.name, waiting.execute.key, held)
+                self._land(waiting.execute)
+            case JustMade(waiting=waiting, record=record):
+                execute = waiting.execute
+                self._use(waiting.name, Use(action=execute.action, key=execute.key, record=record, has_bytes=True))
+                self._land(execute)
+            case Outdated(waiting=waiting):
+                self._land(waiting.execute)
+                self._schedule.unpark(waiting.name)
+            case NotStarted(waiting=waiting, error=error):
+                self._fail_early(waiting.name, error)
+                self._land(waiting.execute)
+        return True
+
+    def _use(self, name: str, use: Use) -> None:
+        node = self._progress.nodes[name]
+        self._asides.forget(name)
+        self._progress.results[name] = NodeResult(
+            ending=Ending.HIT,
+            key=use.key,
+            products=self._engine.cache.products(node.stage, use.record),
+            has_bytes=use.has_bytes,
+        )
+        self._news.skipped(name, node, use)
+        self._schedule.done(name)
+
+    def _take_report(self, report: Report) -> None:
+        running = self._in_flight.take(report)
+        if running is not None:
+            self._end_attempt(running, report)
+
+    def _end_attempt(self, running: Running, report: Report) -> None:
+        if self._cancel is not None:
+            # A stage may have seen it before this loop did, and ended because of it.
+            self._stop_for(self._cancel)
+        self._launchpad.land(running, report)
+        self._land(running.execute)
+        if report.committed is not None:
+            self._finish(running, report, report.committed)
+        elif report.failed is not None:
+            self._settle_failure(running, report, report.failed)
+
+    def _finish(self, running: Running, report: Report, committed: Committed) -> None:
+        name, execute = running.name, running.execute
+        self._engine.history.note(
+            plan=self._plan.name,
+            node=name,
+            action=execute.action,
+            key=execute.key,
+            at_s=self._clock.wall_s(),
+            seconds=report.seconds,
+        )
+        self._progress.results[name] = NodeResult(
+            ending=Ending.RAN,
+            key=execute.key,
+            products=self._engine.cache.products(running.node.stage, committed.record),
+            seconds=report.seconds,
+        )
+        self._resolver.was_run(execute.key)
+        self._tries.pop(name, None)
+        self._news.finished(running, report, committed)
+        self._schedule.done(name)
+
+    def _settle_failure(self, running: Running, report: Report, failed: Failed) -> None:
+        """Decide between trying again, giving up, and having been told to stop."""
+        name, node = running.name, running.node
+        failed = as_stopped(running, failed)
+        cause = failed.cause
+        if cause is Cause.CANCELLED and self._is_stopping:
+            self._end_cancelled(name)
+            return
+        if cause in _BLAMED_ON_INPUTS and not self._is_stopping and self._has_lost_inputs(running):
+            self._schedule.park(name)
+            self._schedule.unpark(name)
+            return
+        decision = decide_retry(node.retry or node.stage.retry, cause, self._tries[name])
+        if isinstance(decision, Again) and not self._is_stopping:
+            self._news.retrying(
+                name, attempt=running.number, cause=cause, message=failed.message, delay_s=decision.delay_s
+            )
+            self._schedule.park(name)
+            self._asides.back_off(name, decision.delay_s, self._clock.monotonic_s())
+            return
+        result = NodeResult(
+            ending=Ending.DIVERGED if cause is Cause.DIVERGED else Ending.FAILED,
+            key=running.execute.key,
+            cause=cause,
+            message=failed.message,
+            hint=failed.hint,
+            seconds=report.seconds,
+        )
+        self._fail(name, result, attempt=running.number, error_code=failed.error_code)
+
+    def _fail(self, name: str, result: NodeResult, *, attempt: int = 1, error_code: str = StageFailed.code) -> None:
+        self._failures += 1
+        self._error = self._error or error_of(name, result, error_code)
+        self._progress.results[name] = result
+        self._asides.forget(name)
+        self._news.failed(name, self._progress.nodes[name], result, attempt)
+        has_diverged = result.ending is Ending.DIVERGED
+        self._prune_below(name, State.DIVERGED if has_diverged else State.FAILED)
+        limit = self._options.max_failures
+        if not (has_diverged or self._options.keep_going) or (limit is not None and self._failures >= limit):
+            self._stop()
+
+    def _fail_early(self, name: str, error: StokerError) -> None:
+        """Fail a node that could not even be begun: a file that is gone, no room for a lease or a folder."""
+        cause = Cause.INPUT if isinstance(error, BadInput) else Cause.IO
+        if isinstance(error, OutOfMemory):
+            cause = Cause.OOM_HOST
+        result = NodeResult(ending=Ending.FAILED, cause=cause, message=str(error), hint=error.hint)
+        self._fail(name, result, error_code=error.code)
+
+    def _end_cancelled(self, name: str) -> None:
+        for ended in (name, *self._schedule.end(name, State.CANCELLED)):
+            self._progress.results[ended] = NodeResult(ending=Ending.CANCELLED)
+            self._asides.forget(ended)
+            self._news.cancelled(ended, self._progress.nodes[ended])
+
+    def _prune_below(self, name: str, state: State) -> None:
+        below = self._schedule.end(name, state)
+        # Who waits for room has all it needs, unless a producer was sent back to work and failed.
+        for waiting in self._launchpad.room.drop(set(below)) if name in self._rewinds else ():
+            self._land(waiting.execute)
+        for pruned in below:
+            self._progress.results[pruned] = NodeResult(
+                ending=Ending.PRUNED, cause=Cause.UPSTREAM, message=f"needs {name}"
+            )
+            self._news.pruned(pruned, self._progress.nodes[pruned], name)
+
+    def _stop(self) -> None:
+        """Stop everything: nothing new starts, what runs is asked to end, the loop goes on until it has."""
+        if self._is_stopping:
+            return
+        self._is_stopping = True
+        self._in_flight.ask_all()
+        for name in [*self._launchpad.room.empty(), *self._asides.release_all()]:
+            self._schedule.unpark(name)
+
+    def _land(self, execute: Execute) -> None:
+        for twin in self._asides.land(execute.key):
+            self._schedule.unpark(twin)
+
+    def _wait(self) -> None:
+        """Sleep until something ends or it is time to look around; take in whatever has ended."""
+        longest_s = 0.0 if self._has_more_to_do else _LONGEST_NAP_S
+        nap_s = self._asides.nap_s(self._clock.monotonic_s(), longest_s)
+        reports = self._attempts.reports
+        try:
+            report = reports.get(timeout=nap_s) if nap_s > 0 else reports.get_nowait()
+            while True:
+                if report is not None:
+                    self._take_report(report)
+                report = reports.get_nowait()
+        except queue.Empty:
+            return
+
+    def _look_around(self, deadline_s: float | None) -> None:
+        now_s = self._clock.monotonic_s()
+        if self._cancel is not None:
+            self._stop_for(self._cancel)
+        elif deadline_s is not None and now_s >= deadline_s:
+            limit = format_duration(self._options.deadline_s or 0.0)
+            self._stop_for(PlanDeadline(f"the plan ran past its limit of {limit}"))
+        for name in self._asides.due(now_s):
+            self._schedule.unpark(name)
+        for running in self._in_flight.watch():
+            self._leave_behind(running, now_s)
+        self._engine.leases.renew_due()
+        for noticed in self._launchpad.devices.noticed():
+            if warning := self._in_flight.notice(noticed):
+                self._news.warned(warning)
+        self._news.tick()
+
+    def _stop_for(self, error: StokerError) -> None:
+        """Stop for a reason from outside; a run that stops already keeps the reason it has."""
+        if not self._is_stopping:
+            self._error = error
+            self._stop()
+
+    def _leave_behind(self, running: Running, now_s: float) -> None:
+        self._warnings.append(f"{running.name} would not stop and was left behind")
+        cause = running.stop_cause or Cause.CANCELLED
+        report = Report(
+            name=running.name,
+            attempt=running.number,
+            seconds=now_s - running.started_s,
+            committed=None,
+            failed=Failed(cause=cause, message="it would not stop"),
+            usage=Usage(),
+        )
+        self._end_attempt(running, report)
