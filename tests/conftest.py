@@ -6,12 +6,15 @@ import gc
 import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 
+from stoker.host import large_pages
 from tests.others import folder_for_all
 
 if TYPE_CHECKING:
@@ -32,9 +35,25 @@ for number, heard in {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: 
 gc.disable()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Import a share of the modules before the rest: what one process has compiled, the others need not."""
+    given: dict[str, Any] = getattr(session.config, "workerinput", {})
+    if not given or session.config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return
+    modules = sorted(Path(__file__).parent.rglob("test_*.py"))
+    for path in modules[int(given["workerid"].removeprefix("gw")) :: given["workercount"]]:
+        # Whatever is wrong with it is told when it is collected.
+        with suppress(Exception, pytest.skip.Exception):
+            import_module(".".join(path.relative_to(session.config.rootpath).with_suffix("").parts))
+
+
 def pytest_collection_finish() -> None:
     gc.enable()
     gc.freeze()
+    # Many tests fork, and a fork copies the tables of all this memory.
+    for _ in large_pages.moves():
+        pass
 
 
 @pytest.fixture

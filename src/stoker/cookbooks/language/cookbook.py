@@ -32,5 +32,6 @@ COOKBOOK: Final = Cookbook(
     ),
     kinds=(Examples, Adapter, Model, Samples, Report),
     prefill={recipe.name: {"base": "tiny", "data": "sums"} for recipe in (lora, full)},
-    preload=("numpy", "tokenizers", "torch"),
+    # Every adapter of a sweep gets a report of its own, and so a process that draws.
+    preload=("matplotlib.backends.backend_svg", "matplotlib.figure", "numpy", "tokenizers", "torch"),
 )

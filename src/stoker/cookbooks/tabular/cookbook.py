@@ -41,7 +41,6 @@ COOKBOOK: Final = Cookbook(
         "pyarrow.parquet",
         "sklearn.compose",
         "sklearn.ensemble",
-        "sklearn.inspection",
         "sklearn.neighbors",
         "sklearn.neural_network",
         "sklearn.semi_supervised",

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -39,10 +40,17 @@ def examples_of(frame: pd.DataFrame, target: str = "target") -> Examples:
     return Examples.of(labelled, facts)
 
 
+@cache
 def bundled(name: str) -> tuple[Examples, Examples]:
     examples = examples_of(read_bundled(name)[0])
     train, test = divide(examples, test_percent=25, seed=0)
     return examples.take(train), examples.take(test)
+
+
+@cache
+def trained_on_wine(family: str) -> Any:
+    """What several tests look at, and none of them changes."""
+    return TRAIN[family](bundled("wine")[0])
 
 
 def messy(rows: int = 160) -> pd.DataFrame:
@@ -60,7 +68,7 @@ def messy(rows: int = 160) -> pd.DataFrame:
 @pytest.mark.parametrize("family", TRAIN)
 def test_every_family_beats_the_baseline_on_classes(family):
     train, test = bundled("wine")
-    trained = TRAIN[family](train)
+    trained = trained_on_wine(family)
     simple = plain_scores(predict(baseline(train), test))["balanced_accuracy"]
     assert plain_scores(predict(trained.pipeline, test))["balanced_accuracy"] > simple + 0.4
 
@@ -87,7 +95,7 @@ def test_gaps_categories_and_unknown_categories_are_no_trouble(family):
 @pytest.mark.parametrize("family", TRAIN)
 def test_training_twice_gives_the_same_model(family):
     train, test = bundled("wine")
-    first, second = TRAIN[family](train), TRAIN[family](train)
+    first, second = trained_on_wine(family), TRAIN[family](train)
     assert first.params == second.params
     assert first.curves == second.curves
     assert (first.pipeline.predict_proba(test.features) == second.pipeline.predict_proba(test.features)).all()
@@ -96,7 +104,7 @@ def test_training_twice_gives_the_same_model(family):
 @pytest.mark.parametrize("family", TRAIN)
 def test_refitting_from_what_was_written_down_gives_the_same_model(family):
     train, test = bundled("wine")
-    trained = TRAIN[family](train)
+    trained = trained_on_wine(family)
     facts: ModelFacts = {"family": family, "params": trained.params}  # type: ignore[typeddict-item]
     again = refit(facts, train)
     assert np.allclose(again.predict_proba(test.features), trained.pipeline.predict_proba(test.features))

@@ -84,7 +84,7 @@ def test_the_same_scores_give_the_same_bytes_anywhere(compared, tmp_path):
 
 
 def test_every_stage_gives_the_same_bytes_twice(tmp_path):
-    given: dict[str, Any] = {"data": "iris", "trees": 20, "epochs": 20, "curve_points": 0, "folds": 2}
+    given: dict[str, Any] = {"data": "iris", "trees": 8, "epochs": 8, "curve_points": 0, "folds": 2, "bootstraps": 100}
     given["models"] = ("gbt", "knn", "knn_semi", "mlp")
     first = run_recipe("compare", tmp_path / "one", until="evaluate", **given)
     run_recipe("compare", tmp_path / "two", until="evaluate", **given, n_jobs=2)
@@ -181,10 +181,10 @@ def test_a_messy_file_goes_all_the_way_and_its_names_stay_text(tmp_path):
         data=str(path),
         target="ответ",
         models=("gbt", "knn_semi"),
-        trees=30,
-        epochs=30,
-        folds=3,
+        trees=10,
+        folds=2,
         curve_points=2,
+        bootstraps=100,
     )
     facts = walked.artifacts["label"].load()[1]
     assert (facts["numeric"], facts["categorical"]) == (["größe $m$"], ["Farbe, *Ton*"])
@@ -207,9 +207,8 @@ def test_a_parquet_file_goes_all_the_way(tmp_path):
     frame["grade"] = pd.Categorical(generator.choice(["x", "y"], 90))
     frame["value"] = frame["a"] * 3 + (frame["grade"] == "x") * 2 + generator.normal(0, 0.1, 90)
     frame.to_parquet(tmp_path / "t.parquet")
-    walked = run_recipe(
-        "gbt", tmp_path / "run", data=str(tmp_path / "t.parquet"), target="value", folds=2, until="evaluate"
-    )
+    given: dict[str, Any] = {"data": str(tmp_path / "t.parquet"), "target": "value", "model": {"trees": 60}, "folds": 2}
+    walked = run_recipe("gbt", tmp_path / "run", **given, curve_points=2, until="evaluate")
     book = walked.artifacts["evaluate"].load()
     assert book["facts"]["problem"] == "regression"
     assert book["models"][0]["test"]["r2"]["value"] > 0.5

@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from sklearn.dummy import DummyClassifier, DummyRegressor
-from sklearn.inspection import permutation_importance
 from sklearn.metrics import roc_curve
 
-from stoker.cookbooks.tabular.records import LESS_IS_BETTER, ClassScores, Series
+from stoker.cookbooks.tabular.records import ClassScores, Series
 from stoker.cookbooks.tabular.science.examples import Examples
-from stoker.cookbooks.tabular.science.metrics import (
-    Floats,
-    Predictions,
-    confusion,
-    plain_scores,
-    predict,
-)
+from stoker.cookbooks.tabular.science.metrics import Floats, Predictions, confusion
 from stoker.cookbooks.tabular.science.training import significant
 
 _CALIBRATION_BINS = 10
 _LEAST_ROWS_IN_BIN = 5
 _ROC_POINTS = 201
 _SCATTER_POINTS = 400
-_IMPORTANCE_ROWS = 500
-_IMPORTANCE_REPEATS = 5
-_IMPORTANCE_SHOWN = 12
 
 
 def baseline(examples: Examples) -> Any:
@@ -93,34 +82,6 @@ def scatter(predictions: Predictions, *, seed: int) -> Series:
     if len(rows) > _SCATTER_POINTS:
         rows = np.sort(np.random.default_rng(seed).choice(rows, _SCATTER_POINTS, replace=False))
     return Series(name="test rows", x=_plain(predictions.truth[rows]), y=_plain(predictions.answers[rows]))
-
-
-def importance(pipeline: Any, examples: Examples, *, metric: str, seed: int) -> list[dict[str, Any]]:
-    """How much worse the metric gets when one column is shuffled, for the columns that matter most."""
-    if len(examples) > _IMPORTANCE_ROWS:
-        rows = np.sort(np.random.default_rng(seed).choice(len(examples), _IMPORTANCE_ROWS, replace=False))
-        examples = examples.take(rows)
-    sign = -1.0 if metric in LESS_IS_BETTER else 1.0
-
-    def score(model: Any, features: Any, _target: Any) -> float:
-        return sign * plain_scores(predict(model, _with_features(examples, features)))[metric]
-
-    result: Any = permutation_importance(
-        pipeline, examples.features, examples.target, scoring=score, n_repeats=_IMPORTANCE_REPEATS, random_state=seed
-    )
-    order = sorted(range(len(examples.features.columns)), key=lambda place: (-result.importances_mean[place], place))
-    return [
-        {
-            "feature": str(examples.features.columns[place]),
-            "mean": significant(float(result.importances_mean[place])),
-            "std": significant(float(result.importances_std[place])),
-        }
-        for place in order[:_IMPORTANCE_SHOWN]
-    ]
-
-
-def _with_features(examples: Examples, features: Any) -> Examples:
-    return replace(examples, features=features)
 
 
 def _plain(values: Floats) -> list[float]:

@@ -15,6 +15,7 @@ from stoker.cookbooks.tabular.science import assessment
 from stoker.cookbooks.tabular.science.bootstrapping import bootstrap, interval
 from stoker.cookbooks.tabular.science.examples import Parts
 from stoker.cookbooks.tabular.science.fitted import FittedModel, library_versions
+from stoker.cookbooks.tabular.science.importance import importance
 from stoker.cookbooks.tabular.science.metrics import (
     Floats,
     Predictions,
@@ -62,7 +63,7 @@ def evaluate_models(  # noqa: PLR0913 - each one is a decision of the caller's
     for entry in scored:
         entry["behind_best"] = _behind(entry, best, metric, resampled) if entry is not best else None
     winner = next(model for model in models if model.facts["family"] == best["name"])
-    importance = assessment.importance(winner.pipeline, parts.test, metric=metric, seed=seed)
+    looked_at = importance(winner.pipeline, parts.test, metric=metric, seed=seed)
     watch(steps, steps)
     return ScoreBook(
         facts=parts.facts,
@@ -73,7 +74,7 @@ def evaluate_models(  # noqa: PLR0913 - each one is a decision of the caller's
         best=best["name"],
         bootstraps=bootstraps,
         models=scored,
-        importance=importance,
+        importance=looked_at,
         versions=library_versions(),
     )
 
