@@ -16,7 +16,6 @@ from stoker.cookbooks.language.data.batches import (  # noqa: E402 - numpy may b
     MemberRows,
     Position,
     evaluation_rows,
-    widened,
 )
 from stoker.cookbooks.language.data.examples import ExampleFacts, ExampleSet  # noqa: E402
 from stoker.cookbooks.language.data.packing import pack  # noqa: E402
@@ -138,23 +137,6 @@ def test_a_cursor_goes_on_where_another_stopped(lengths, batch, steps, is_packed
         whole.next()
     resumed = Cursor(examples, at=whole.position, **said)
     assert all(_equal(whole.next(), resumed.next()) for _ in range(5))
-
-
-@settings(max_examples=25)
-@given(lengths_of_examples, st.integers(1, 5), st.integers(0, 8), st.booleans())
-def test_widening_adds_only_padding_that_nothing_looks_at(lengths, batch, more, is_packed):
-    cursor = Cursor(_examples(lengths), row_tokens=WIDEST, batch=batch, seed=0, is_packed=is_packed)
-    rows = cursor.next()
-    width = rows.tokens.shape[1]
-    wide = widened(rows, width + more, pad=PAD)
-    assert wide.tokens.shape == wide.labels.shape == (len(rows.tokens), width + more)
-    assert (wide.tokens[:, width:] == PAD).all()
-    assert (wide.labels[:, width:] == IGNORED).all()
-    assert _pieces(wide) == _pieces(rows)
-    if wide.segments is not None and rows.segments is not None:
-        assert not set(wide.segments[:, width:].ravel()) & set(rows.segments[rows.tokens != PAD].ravel())
-    with pytest.raises(ValueError, match="do not go into"):
-        widened(rows, width - 1, pad=PAD)
 
 
 def test_seeds_and_epochs_shuffle_differently_and_always_the_same():

@@ -98,6 +98,11 @@ def members(steps: int = SHORT, *, dropout: float = 0.0) -> list[Member]:
     ]
 
 
+def records_of(slots: Slots) -> int:
+    assert slots._graphs is not None
+    return len(slots._graphs._recorded)
+
+
 def trained(base: Base, everyone: list[Member], steps: int = SHORT, **how: Any) -> list[Adapter]:
     slots = room_for(base, everyone, **how)
     train(slots, dict(enumerate(everyone)), range(steps), length=32)
@@ -190,11 +195,13 @@ def test_recorded_steps_are_plain_steps_and_a_new_rate_records_nothing(base: Bas
     slots = room_for(base, recorded, compiles=False, records=True)
     counts: list[int] = []
 
-    def count(_number: int) -> None:
-        assert slots._graphs is not None
-        counts.append(len(slots._graphs._recorded))
-
-    train(slots, dict(enumerate(recorded)), range(SHORT), length=32, between=count)
+    train(
+        slots,
+        dict(enumerate(recorded)),
+        range(SHORT),
+        length=32,
+        between=lambda _number: counts.append(records_of(slots)),
+    )
     assert [one.losses for one in recorded] == [pytest.approx(one.losses, rel=1e-6) for one in plain]
     for slot, one in enumerate(expected):
         assert cosine(slots.adapter(slot).weights, one.weights) >= 0.999999
@@ -298,6 +305,51 @@ def test_a_recording_that_fails_leaves_everything_as_it_was(base: Base, monkeypa
     del slots
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() <= before + (64 << 20)
+
+
+def test_a_recording_that_fails_keeps_other_steps_from_being_recorded_only_once(
+    base: Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if DEVICE != "cuda":
+        pytest.skip("only a card records")
+    step, third = Passing.step, SHORT // 3
+
+    def spoil(passing: Passing, given: Given) -> Any:
+        told = step(passing, given)
+        if given.tokens.shape[2] == 48 and torch.cuda.is_current_stream_capturing():
+            torch.cuda.synchronize()
+        return told
+
+    monkeypatch.setattr(Passing, "step", spoil)
+    plain, spoiled = members(), members()
+    unrecorded = room_for(base, plain, compiles=False, records=False)
+    slots = room_for(base, spoiled, compiles=False, records=True)
+    counts = []
+    for number, length in enumerate((32, 48, 32)):
+        steps = range(number * third, (number + 1) * third)
+        train(unrecorded, dict(enumerate(plain)), steps, length=length)
+        train(slots, dict(enumerate(spoiled)), steps, length=length)
+        counts.append(records_of(slots))
+    assert "capturing" in slots.why_not_recorded
+    assert [count > 0 for count in counts] == [True, False, True]
+    for one, other in zip(spoiled, plain, strict=True):
+        assert one.losses == pytest.approx(other.losses, rel=2e-3)
+
+
+def test_compiled_steps_of_many_lengths_are_all_recorded(base: Base) -> None:
+    """A recording can compile nothing: kernels for other lengths must be there before."""
+    if DEVICE != "cuda":
+        pytest.skip("only a card records")
+    slots = room_for(base, members()[:1])
+    torch.compiler.reset()
+    draws = torch.Generator().manual_seed(5)
+    for number in range(24):
+        tokens = torch.randint(0, 256, (1, 4, 128 - 32 * (number % 3)), generator=draws)
+        segments = torch.arange(tokens.shape[2]).expand_as(tokens) // 16 if number % 2 else None
+        rows = Rows(slots=(0,), tokens=tokens, labels=tokens, segments=segments, denominators=[tokens.numel()])
+        slots.step(rows, update=[True], rates=[1e-4]).losses  # noqa: B018 - waits
+    assert slots.why_not_recorded == ""
+    assert records_of(slots) == 6
 
 
 def test_the_memory_of_a_company_returns(base: Base) -> None:

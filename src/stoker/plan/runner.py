@@ -78,6 +78,8 @@ class Work:
     """The key of the company that it joins; empty: it has a process of its own."""
     most: int = 0
     """How many members that company has at once; zero: any number."""
+    short_of_base: Callable[[], str] = lambda: ""
+    """Says why there is no room now for a company of its own, base and all; empty: there is."""
     emit: Callable[[dict[str, Any]], None] = lambda _report: None
     is_cancelled: Callable[[], bool] = lambda: False
     """Whether the run is being stopped: for work that nobody can interrupt from outside."""
@@ -233,7 +235,8 @@ def judge_made(stage: Stage, made: Any, out: str) -> Finished | Failed:
 
 def failure_of(error: BaseException) -> Failed:
     """Turn what a stage raised into a cause and one line for people."""
-    detail = "".join(traceback.format_exception(error))
+    # Where it was when somebody no longer wanted it is nobody's business.
+    detail = f"{error}\n" if isinstance(error, Cancelled) else "".join(traceback.format_exception(error))
     if isinstance(error, StokerError):
         cause = next((cause for kind, cause in _CAUSES if isinstance(error, kind)), Cause.USER)
         return Failed(cause=cause, message=str(error), hint=error.hint, detail=detail, error_code=error.code)

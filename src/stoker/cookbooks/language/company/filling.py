@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.cookbooks.language.company.passes import Pass
+from stoker.cookbooks.language.data.batches import IGNORED
 from stoker.cookbooks.language.engine.rows import Rows
 
-IGNORED = -100
 _NOBODY = -1
-"""The segment of padding in packed rows."""
+"""The first segment of padding in packed rows; others go down from here."""
 
 
 class RowsOfOne(Protocol):
@@ -38,7 +38,7 @@ def lay_rows(one: Pass, batches: Mapping[int, RowsOfOne], denominators: Sequence
     tokens = np.zeros(shape, dtype=np.int64)
     labels = np.full(shape, IGNORED, dtype=np.int64)
     is_packed = any(batch.segments is not None for batch in batches.values())
-    segments = np.zeros(shape, dtype=np.int32) if is_packed else None
+    segments = np.broadcast_to(_padding(one.length, batches), shape).copy() if is_packed else None
     for place, slot in enumerate(one.slots):
         batch = batches.get(slot)
         if batch is None:
@@ -47,7 +47,23 @@ def lay_rows(one: Pass, batches: Mapping[int, RowsOfOne], denominators: Sequence
         rows, length = shown.shape
         tokens[place, :rows, :length] = shown
         labels[place, :rows, :length] = batch.labels[one.first : one.first + one.rows]
-        if segments is not None and batch.segments is not None:
-            segments[place, :rows, :length] = batch.segments[one.first : one.first + one.rows]
-            segments[place, :rows, length:] = _NOBODY
+        if segments is not None:
+            packed = 0 if batch.segments is None else batch.segments[one.first : one.first + one.rows]
+            segments[place, :rows, :length] = packed
     return Rows(slots=one.slots, tokens=tokens, labels=labels, segments=segments, denominators=denominators)
+
+
+def _padding(length: int, batches: Mapping[int, RowsOfOne]) -> npt.NDArray[np.int32]:
+    """Give the segments of padding, of which nobody is part: none is longer than the longest that somebody is.
+
+    Attention is paid within padding, too, and takes the square of its length.
+    """
+    longest = max(_longest(batch) for batch in batches.values())
+    return _NOBODY - np.arange(length, dtype=np.int32) // longest
+
+
+def _longest(batch: RowsOfOne) -> int:
+    """Give how long the longest segment of a batch is."""
+    if batch.segments is None:
+        return int(batch.tokens.shape[1])
+    return max(int(np.unique(row, return_counts=True)[1].max()) for row in batch.segments)

@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
-from stoker.cookbooks.language.company.closing_up import closed_up
+import numpy as np
+
+from stoker.cookbooks.language.company.closing_up import closed_up, is_worth_closing_up
 from stoker.cookbooks.language.company.curve import CurveBook
 from stoker.cookbooks.language.company.judging import Judged
 from stoker.cookbooks.language.company.passes import Shape, bucket
@@ -43,6 +45,8 @@ class Update:
 
     batches: tuple[MemberRows, ...]
     """One for each pass."""
+    close: tuple[MemberRows, ...]
+    """The same, rows laid end to end where that is quicker."""
     supervised: int
     """Tokens that are learned, over all of them."""
     tokens: int
@@ -57,7 +61,7 @@ class Member:
     def __init__(self, seat: Seat, *, vocabulary: int, closes_up: bool = False) -> None:
         """Read its data. Raises `BadInput` for data that this base can't be shown.
 
-        `closes_up`: its short rows are laid end to end.
+        `closes_up`: its rows may be laid end to end.
         """
         args: LoraArgs = seat.args
         self.seat = seat
@@ -69,9 +73,13 @@ class Member:
         self.per_epoch = -(-self._cursor.batches_per_epoch // args.accumulate)
         self.updates = args.steps or args.epochs * self.per_epoch
         self._warmup = warmup_of(self.updates, args.warmup_percent)
-        self._closes_up = closes_up
-        held_out = evaluation_rows(self.examples, row_tokens=args.max_seq_len, batch=args.batch, is_packed=args.packing)
-        self.held_out = tuple(self._laid(rows) for rows in held_out)
+        self._lengths = self.examples.lengths[self.examples.kept]
+        self.is_close = closes_up and not args.packing and args.batch > 1 and is_worth_closing_up(self._lengths)
+        """Whether its rows are laid end to end, as long as there is memory for that."""
+        self.held_out = tuple(
+            evaluation_rows(self.examples, row_tokens=args.max_seq_len, batch=args.batch, is_packed=args.packing)
+        )
+        self.held_out_close = self._laid(self.held_out)
         self.update = 0
         """How many updates it has behind it."""
         self.curve = CurveBook(updates=self.updates, per_epoch=self.per_epoch)
@@ -158,13 +166,21 @@ class Member:
         self.update += 1
 
     def shape_of(self, batch: MemberRows, *, is_coarse: bool) -> Shape:
-        """Say what it brings to a pass."""
+        """Say what it brings to a pass. Coarse: with shapes that are few."""
         rows, length = batch.tokens.shape
-        most = self.args.max_seq_len
-        # A whole batch's rows always, also at the end of an epoch, so that fewer shapes occur.
-        rows = max(rows, self.args.batch if is_coarse and not self._closes_up else 0)
-        padded = bucket(length, most, is_coarse=is_coarse)
-        return Shape(slot=self.slot, rows=rows, length=padded)
+        if not is_coarse:
+            return Shape(slot=self.slot, rows=rows, length=bucket(length, self.args.max_seq_len, is_coarse=False))
+        args, is_laid = self.args, batch.segments is not None and not self.args.packing
+        if is_laid:
+            usual = math.ceil(args.batch * float(self._lengths.mean()))
+            largest = int(np.sort(self._lengths)[-args.batch :].sum())
+        else:
+            usual = largest = args.max_seq_len if args.packing else int(self._lengths.max())
+        most = args.max_seq_len * (args.batch if is_laid else 1)
+        padded, usual, largest = (bucket(one, most, is_coarse=True) for one in (length, usual, largest))
+        # A whole batch's rows always, also at the end of an epoch.
+        rows = 1 if is_laid else args.batch
+        return Shape(slot=self.slot, rows=rows, length=padded, usual=usual, largest=largest, is_laid=is_laid)
 
     def state(self) -> dict[str, Any]:
         """Give where it stands, plain: the part of a checkpoint that is not in the banks."""
@@ -199,20 +215,19 @@ class Member:
         while len(self._ahead) < count:
             first = (self.update + len(self._ahead)) % self.per_epoch * self.args.accumulate
             passes = min(self.args.accumulate, self._cursor.batches_per_epoch - first)
-            batches = tuple(self._laid(self._cursor.next()) for _ in range(passes))
+            batches = tuple(self._cursor.next() for _ in range(passes))
             self._ahead.append(
                 Update(
                     batches=batches,
+                    close=self._laid(batches),
                     supervised=sum(batch.supervised for batch in batches),
                     tokens=sum(batch.tokens_used for batch in batches),
                     after=self._cursor.position,
                 )
             )
 
-    def _laid(self, rows: MemberRows) -> MemberRows:
-        if not self._closes_up:
-            return rows
-        return closed_up(rows, bucket(rows.tokens.shape[1], self.args.max_seq_len, is_coarse=True))
+    def _laid(self, batches: tuple[MemberRows, ...]) -> tuple[MemberRows, ...]:
+        return tuple(closed_up(rows) for rows in batches) if self.is_close else batches
 
     def _rate_of(self, update: int) -> float:
         args = self.args

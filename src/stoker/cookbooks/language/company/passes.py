@@ -2,7 +2,8 @@
 
 Members of one pass are padded to a common number of rows and a common length. Padding costs, and so does every pass:
 members are put together where that is cheaper. A pass that did not fit into memory halves what a pass may hold; first
-the rows of its members are divided, then its members; a single row that does not fit can't be helped.
+the rows of its members are divided, then its members; a single row that does not fit can't be helped, unless it is
+several laid end to end.
 """
 
 from __future__ import annotations
@@ -24,6 +25,17 @@ class Shape:
     slot: int
     rows: int
     length: int
+    usual: int = 0
+    """The length that its rows mostly have, by which members are put together: so that they stay together. 0: this."""
+    largest: int = 0
+    """The length that none of its rows exceeds. 0: this."""
+    is_laid: bool = False
+    """Its row is several laid end to end. Such are never in a pass with others: both would be padded to both."""
+
+    @property
+    def kind(self) -> tuple[int, int]:
+        """What members are put together by."""
+        return (self.usual or self.length, self.rows)
 
 
 @frozen
@@ -78,36 +90,44 @@ def bucket(length: int, most: int, *, is_coarse: bool) -> int:
 def plan_passes(shapes: Sequence[Shape], costs: Costs, kept: Mapping[int, Shape] | None = None) -> tuple[Pass, ...]:
     """Divide members among passes; every row of every member is in exactly one.
 
-    `kept` are places of members that went away: each stays in a pass that has its very shape, so that the others'
-    numbers come from the same kernels as before, bit for bit.
+    `kept` are places of members that went away: each stays in a pass of its kind, so that the others' numbers come from
+    the same kernels as before, bit for bit.
     """
-    planned = _planned(tuple(shapes), costs)
-    return _with_kept_places(planned, kept) if kept else planned
+    return _planned(tuple(shapes), costs, tuple(kept.values()) if kept else ())
 
 
-def shrunk(failed: Pass) -> Smaller | Hopeless:
-    """Decide what to do after a pass did not fit into memory."""
+def shrunk(failed: Pass, *, is_close: bool = False) -> Smaller | Hopeless:
+    """Decide what to do after a pass did not fit into memory. `is_close`: its rows are several laid end to end."""
     what = f"{len(failed.slots)} adapters x {failed.rows} rows x {failed.length} tokens did not fit into memory"
-    if len(failed.slots) == 1 and failed.rows == 1:
+    if len(failed.slots) == 1 and failed.rows == 1 and not is_close:
         return Hopeless(slot=failed.slots[0], why=what)
-    most = max(failed.length, failed.tokens // 2)
+    most = failed.tokens // 2 if is_close else max(failed.length, failed.tokens // 2)
     return Smaller(most_tokens=most, why=f"{what}: from here on {most} tokens at once")
 
 
 @lru_cache(maxsize=1024)
-def _planned(shapes: tuple[Shape, ...], costs: Costs) -> tuple[Pass, ...]:
+def _planned(shapes: tuple[Shape, ...], costs: Costs, kept: tuple[Shape, ...]) -> tuple[Pass, ...]:
     passes: list[Pass] = []
-    for together in _together(shapes, costs.pass_tokens):
+    layouts = [[one for one in shapes if one.is_laid is is_laid] for is_laid in (False, True)]
+    for together in (group for layout in layouts for group in _together(layout, costs.pass_tokens)):
         rows, length = max(one.rows for one in together), max(one.length for one in together)
-        slots = tuple(sorted(one.slot for one in together))
-        passes += _within(Pass(slots=slots, first=0, rows=rows, length=length), costs.most_tokens)
+        slots = {one.slot for one in together}
+        kind = (max(one.kind[0] for one in together), rows)
+        is_laid = together[0].is_laid
+        empty = {one.slot for one in kept if one.kind == kind and one.is_laid is is_laid} - slots
+        # More empty places than members cost more than they are worth.
+        if len(empty) <= len(slots) and (
+            costs.most_tokens is None or len(slots | empty) * rows * length <= costs.most_tokens
+        ):
+            slots |= empty
+        passes += _within(Pass(slots=tuple(sorted(slots)), first=0, rows=rows, length=length), costs.most_tokens)
     return tuple(passes)
 
 
-def _together(shapes: tuple[Shape, ...], pass_tokens: int) -> list[list[Shape]]:
+def _together(shapes: Sequence[Shape], pass_tokens: int) -> list[list[Shape]]:
     """Put members together so that passes and padding cost least: the best cut of them in order of size."""
-    ordered = sorted(shapes, key=lambda one: (one.length, one.rows, one.slot))
-    alike = [list(group) for _, group in groupby(ordered, key=lambda one: (one.length, one.rows))]
+    ordered = sorted(shapes, key=lambda one: (*one.kind, one.slot))
+    alike = [list(group) for _, group in groupby(ordered, key=lambda one: one.kind)]
     # best[i]: the least cost of the first i groups, and where its last pass begins.
     best: list[tuple[int, int]] = [(0, 0)]
     for end in range(1, len(alike) + 1):
@@ -125,7 +145,7 @@ def _costs_from(
     alike: list[list[Shape]], end: int, best: list[tuple[int, int]], pass_tokens: int
 ) -> Iterator[tuple[int, int]]:
     """Give what the first `end` groups cost if their last pass begins here, or there: cost and place."""
-    length = alike[end - 1][0].length
+    length, _ = alike[end - 1][0].kind
     members = rows = 0
     for start in reversed(range(end)):
         one = alike[start][0]
@@ -145,14 +165,3 @@ def _within(whole: Pass, most: int | None) -> list[Pass]:
         for first in range(0, whole.rows, rows)
         for at in range(0, len(whole.slots), members)
     ]
-
-
-def _with_kept_places(passes: tuple[Pass, ...], kept: Mapping[int, Shape]) -> tuple[Pass, ...]:
-    placed = []
-    for one in passes:
-        empty = [slot for slot, was in kept.items() if (was.rows, was.length) == (one.rows, one.length)]
-        # More empty places than members cost more than they are worth.
-        fits = one.first == 0 and 0 < len(empty) <= len(one.slots)
-        slots = tuple(sorted({*one.slots, *empty})) if fits else one.slots
-        placed.append(Pass(slots=slots, first=one.first, rows=one.rows, length=one.length))
-    return tuple(placed)

@@ -66,6 +66,11 @@ class Places:
         if self._seated.pop(slot, None) is not None:
             self._in_use.clear(slot)
 
+    def leave_out(self, slot: int) -> None:
+        """Give back what was kept for steps with whoever had a slot."""
+        if self.slots is not None:
+            self.slots.leave_out(slot)
+
     def _make(self, room: Room) -> None:
         held = {slot: (self._in_use.adapter(slot), optim) for slot, (_, optim) in self._seated.items()}
         before = self._room

@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from stoker.cookbooks.language.company.first_step import BEGINS, first_step_text
 from stoker.cookbooks.language.company.judging import is_evaluation_due, judge, should_stop
 from stoker.cookbooks.language.company.keeping import keep, recall
 from stoker.cookbooks.language.company.member import Member
+from stoker.cookbooks.language.company.own_folders import LOOK_S, OwnFolders
 from stoker.cookbooks.language.company.pacing import COUNTED_S, is_checkpoint_due, is_report_due
 from stoker.cookbooks.language.company.places import Places
 from stoker.cookbooks.language.company.quarantine import GiveUp, after_evaluation, after_update
@@ -31,16 +31,18 @@ from stoker.cookbooks.language.company.stepping import Stepping, Tally
 from stoker.cookbooks.language.company.turns import whose_turn
 from stoker.cookbooks.language.company.undisturbed import undisturbed
 from stoker.cookbooks.language.engine.adapters import Adapter, Optim, Pairs, fresh_adapter
+from stoker.cookbooks.language.engine.attention import takes_ragged
 from stoker.cookbooks.language.engine.bases import Base, load_base
 from stoker.cookbooks.language.settings import LoraArgs
 from stoker.cookbooks.language.settled import device_of
-from stoker.host.durable import translated
 from stoker.model.clock import Clock, SystemClock
 from stoker.model.errors import Cancelled, StageDiverged
 from stoker.plan.authoring import Company, Seat
 
 _WAIT_S = 1.0
 """For somebody to come, where nobody is seated."""
+_NOT_LOGGED = frozenset({"tokens_per_s", "peak_bytes", "cost_s"})
+"""Metrics that are of the company as much as of a member; its log tells what it learned."""
 
 
 def run_company(company: Company, clock: Clock | None = None) -> None:
@@ -69,6 +71,9 @@ class _Running:
         self._places: Places | None = None
         self._members: dict[int, Member] = {}
         self._watches: dict[int, _Watch] = {}
+        self._folders = OwnFolders(clock)
+        self._waiting: list[Seat] = []
+        """For a folder that somebody else has."""
         self._device, told = device_of(company.devices)
         self._notes = [told] if told else []
         self._cap = Cap(None if self._device == "cpu" else OnDevice())
@@ -79,10 +84,12 @@ class _Running:
         company = self._company
         try:
             while not company.is_over:
-                self._admit(self._arrivals(0.0 if self._members else _WAIT_S))
+                self._admit(self._arrivals(0.0 if self._members or self._waiting else _WAIT_S))
                 if self._members:
                     with undisturbed():
                         self._one_step()
+                elif self._waiting:
+                    self._clock.sleep(LOOK_S)
         except Cancelled:
             for member in list(self._members.values()):
                 self._keep(member)
@@ -90,6 +97,7 @@ class _Running:
         finally:
             # The base's memory goes now, not when the collector comes by.
             self._places = None
+            self._folders.close()
 
     # Coming
 
@@ -101,18 +109,38 @@ class _Running:
 
     def _admit(self, seats: list[Seat]) -> None:
         if seats and self._places is None:
-            with suppress(Exception):
-                # Whoever has come meanwhile is seated at the same time; what is wrong with the base is told below.
-                self._opened(seats[0].args)
+            # Whoever has come meanwhile is seated at the same time.
+            self._try_to_open(seats[0].args)
             seats = [*seats, *self._arrivals(0.0)]
+        if seats or self._waiting:
+            # A request to end is for everybody, and not one member's fault.
+            with undisturbed():
+                self._take_in(seats)
+
+    def _try_to_open(self, args: LoraArgs) -> None:
+        try:
+            self._opened(args)
+        except Cancelled:
+            raise
+        except Exception:  # noqa: BLE001 - what is wrong with the base is told to each who wants it
+            return
+
+    def _take_in(self, seats: list[Seat]) -> None:
+        if seats:
+            # One who comes again after its run was killed finds its folder free.
+            self._check_all()
         newcomers: dict[int, tuple[Adapter, Optim]] = {}
         begun: dict[int, Member] = {}
-        for seat in seats:
+        waiting, self._waiting = self._waiting, []
+        for seat in (*waiting, *seats):
             try:
                 places = self._opened(seat.args)
+                if not self._has_folder(seat):
+                    self._waiting.append(seat)
+                    continue
                 member, adapter = self._begun(seat, places.base)
             except Exception as error:  # noqa: BLE001 - whatever is wrong with it is its own business
-                seat.failed(error)
+                self._turn_away(seat, error)
                 continue
             begun[seat.number] = member
             newcomers[seat.number] = (adapter, member.optim)
@@ -131,7 +159,7 @@ class _Running:
                 if len(newcomers) > 1:
                     self._seat({slot: newcomer}, begun)
                 else:
-                    begun[slot].seat.failed(error)
+                    self._turn_away(begun[slot].seat, error)
             return
         now_s = self._clock.monotonic_s()
         for slot in newcomers:
@@ -141,6 +169,10 @@ class _Running:
                 reported_s=now_s, counted_s=now_s, kept_s=now_s, kept_update=begun[slot].update
             )
 
+    def _turn_away(self, seat: Seat, error: Exception) -> None:
+        self._folders.give_back(seat.number)
+        seat.failed(error)
+
     def _opened(self, args: LoraArgs) -> Places:
         if self._places is None:
             if args.threads is not None:
@@ -149,12 +181,11 @@ class _Running:
             self._places = Places(base)
         return self._places
 
-    def _begun(self, seat: Seat, base: Base) -> tuple[Member, Adapter]:
+    def _has_folder(self, seat: Seat) -> bool:
         seat.job.check()
-        if seat.args.checkpoints is not None:
-            # Found out now, not after the first epoch.
-            with translated(seat.args.checkpoints):
-                Path(seat.args.checkpoints).expanduser().mkdir(parents=True, exist_ok=True)
+        return self._folders.take(seat.number, seat.args.checkpoints, seat.args.label or seat.job.node)
+
+    def _begun(self, seat: Seat, base: Base) -> tuple[Member, Adapter]:
         for note in self._notes:
             seat.job.log(note)
         member = Member(seat, vocabulary=base.shape.vocabulary, closes_up=_closes_up(base))
@@ -173,8 +204,7 @@ class _Running:
     # Training
 
     def _one_step(self) -> None:
-        for member in list(self._members.values()):
-            self._of(member, member.seat.job.check)
+        self._check_all()
         entered_s = self._clock.monotonic_s()
         is_first = self._step == 0 and self._device != "cpu"
         if is_first:
@@ -300,6 +330,8 @@ class _Running:
             metrics["cost_s"] = member.cost_s
             if self._device != "cpu":
                 metrics["peak_bytes"] = float(torch.cuda.max_memory_reserved())
+        if is_special:
+            member.seat.job.log(_progress_text(member, metrics))
         watch.reported_s = now_s
         if counted_s >= COUNTED_S or member.update == 1:
             # The first update has whatever is compiled or loaded on its account.
@@ -334,7 +366,14 @@ class _Running:
         weights = member.best if is_best and member.best is not None else self._now(member)
         made = write_result(member, weights, self._places.base)
         self._leave(member)
+        # What others may be given as soon as it is said to be over.
+        self._places.leave_out(member.slot)
         member.seat.finished(made)
+
+    def _check_all(self) -> None:
+        """Part with whoever is cancelled, or whose run is gone."""
+        for member in list(self._members.values()):
+            self._of(member, member.seat.job.check)
 
     def _of(self, member: Member, do: Callable[..., None], *given: Any) -> None:
         """Do something of one member's; what it raises ends that member alone."""
@@ -354,12 +393,18 @@ class _Running:
     def _leave(self, member: Member) -> None:
         self._members.pop(member.slot, None)
         self._watches.pop(member.slot, None)
+        self._folders.give_back(member.slot)
         if self._places is not None:
             self._places.clear(member.slot)
 
     def _tell_all(self, text: str) -> None:
         for member in self._members.values():
             member.seat.job.tell(text)
+
+
+def _progress_text(member: Member, metrics: dict[str, float]) -> str:
+    told = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name not in _NOT_LOGGED)
+    return f"update {member.update} of {member.updates}: {told}"
 
 
 def _diverged(verdict: GiveUp, update: int) -> StageDiverged:
@@ -369,6 +414,5 @@ def _diverged(verdict: GiveUp, update: int) -> StageDiverged:
 
 
 def _closes_up(base: Base) -> bool:
-    """Say whether laying rows end to end saves more than it costs: only where a kernel knows where sequences begin."""
-    is_known = base.device != "cpu" and base.dtype != torch.float32 and not any(base.shape.windows)
-    return is_known and find_spec("torch.nn.attention.varlen") is not None
+    """Say whether rows may be laid end to end: only where a kernel knows where sequences begin."""
+    return takes_ragged(base.device, base.dtype, base.shape.windows)

@@ -7,7 +7,8 @@ nothing in this process can be computed any more: everybody goes on elsewhere, f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,14 +19,17 @@ from stoker.cookbooks.language.company.member import Member, Update
 from stoker.cookbooks.language.company.passes import Costs, Hopeless, Pass, Shape, plan_passes, shrunk
 from stoker.cookbooks.language.data.batches import MemberRows
 from stoker.cookbooks.language.engine.rows import Result
+from stoker.cookbooks.language.engine.shortage import is_out_of_memory
 from stoker.cookbooks.language.engine.slots import Slots
 from stoker.model.errors import OutOfMemory, ProcessLost, StokerError
 from stoker.model.frozen import changed
 
 _ON_CPU = Costs(pass_tokens=128)
-_ON_GPU = Costs(pass_tokens=4096)
-"""On an H200 a pass that is recorded costs 550 tokens however small it is; the more shapes, the fewer are recorded."""
-_SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
+_ON_GPU = Costs(pass_tokens=1024)
+"""On an H200 a pass that is recorded costs 550 tokens however small it is; the more passes, the more are recorded."""
+_WIDE = 2
+"""So many passes of the same members are as large as any will be, one to run and one to record: there is memory for
+all then. If they grew one by one, hardly any would fit into what smaller ones had left."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,6 +74,7 @@ class Stepping:
         self._costs = _ON_GPU if is_gpu else _ON_CPU
         self._kept: dict[int, Shape] = {}
         self._shapes: dict[int, Shape] = {}
+        self._wide: Counter[tuple[int, ...]] = Counter()
         self._unrecorded = ""
 
     def keep_place(self, slot: int) -> None:
@@ -81,6 +86,11 @@ class Stepping:
         """A slot has a member again, or is no longer to be shown anything."""
         self._kept.pop(slot, None)
         self._shapes.pop(slot, None)
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether something did not fit: rows are then of their own, for these can be divided."""
+        return self._costs.most_tokens is not None
 
     def train(self, slots: Slots, members: Mapping[int, Member]) -> Stepped:
         """Make one update of each member."""
@@ -125,7 +135,11 @@ class Stepping:
         tallies = {slot: Tally() for slot in pending}
         updated: set[int] = set()
         for number in range(max(len(update.batches) for _, update in pending.values())):
-            batches = {slot: u.batches[number] for slot, (_, u) in pending.items() if number < len(u.batches)}
+            batches = {
+                slot: (u.batches if self._is_short else u.close)[number]
+                for slot, (_, u) in pending.items()
+                if number < len(u.batches)
+            }
             passes = self._passes({slot: pending[slot][0] for slot in batches}, batches, singly=singly)
             last_of = {slot: at for at, one in enumerate(passes) for slot in one.slots}
             for at, one in enumerate(passes):
@@ -140,7 +154,8 @@ class Stepping:
                     if isinstance(error, StokerError):
                         raise
                     done = {slot: tallies[slot] for slot in updated}
-                    raise _PassFailed(one, error, done) from error
+                    is_close = any(pending[slot][0].is_close for slot in one.slots if slot in batches)
+                    raise _PassFailed(one, error, done, is_close=is_close) from error
                 for place, slot in enumerate(one.slots):
                     if slot in batches:
                         tallies[slot].parts.append((result, place))
@@ -166,7 +181,11 @@ class Stepping:
     def _score(self, slots: Slots, pending: Mapping[int, Member], *, singly: bool) -> dict[int, float]:
         sums, counts = dict.fromkeys(pending, 0.0), dict.fromkeys(pending, 0)
         for number in range(max(len(member.held_out) for member in pending.values())):
-            batches = {slot: m.held_out[number] for slot, m in pending.items() if number < len(m.held_out)}
+            batches = {
+                slot: (m.held_out if self._is_short else m.held_out_close)[number]
+                for slot, m in pending.items()
+                if number < len(m.held_out)
+            }
             for one in self._passes({slot: pending[slot] for slot in batches}, batches, singly=singly, keeps=False):
                 rows = lay_rows(one, {slot: batches[slot] for slot in one.slots}, [0.0] * len(one.slots))
                 try:
@@ -174,7 +193,8 @@ class Stepping:
                 except Exception as error:
                     if isinstance(error, StokerError):
                         raise
-                    raise _PassFailed(one, error, {}) from error
+                    is_close = any(pending[slot].is_close for slot in one.slots)
+                    raise _PassFailed(one, error, {}, is_close=is_close) from error
                 for place, slot in enumerate(one.slots):
                     sums[slot] += losses[place]
                     counts[slot] += tokens[place]
@@ -194,10 +214,22 @@ class Stepping:
         if not keeps:
             return plan_passes(shapes, self._costs)
         passes = plan_passes(shapes, self._costs, self._kept)
+        if self._is_gpu and not self._is_short:
+            passes = tuple(self._widened(one, shapes) for one in passes)
         for one in passes:
-            padded = Shape(slot=-1, rows=one.rows, length=one.length)
-            self._shapes.update(dict.fromkeys((slot for slot in one.slots if slot in batches), padded))
+            seated = [shape for shape in shapes if shape.slot in one.slots]
+            usual = max(shape.kind[0] for shape in seated)
+            for shape in seated:
+                self._shapes[shape.slot] = changed(shape, rows=one.rows, length=one.length, usual=usual)
         return passes
+
+    def _widened(self, one: Pass, shapes: Sequence[Shape]) -> Pass:
+        if self._wide[one.slots] >= _WIDE:
+            return one
+        self._wide[one.slots] += 1
+        # Of members that differ the mean: each was given memory for its own.
+        largest = [shape.largest for shape in shapes if shape.slot in one.slots]
+        return changed(one, length=max(one.length, -(-sum(largest) // len(largest))))
 
     def _recover(
         self, slots: Slots, failure: _PassFailed, pending: dict[int, Any], failed: dict[int, Exception]
@@ -218,7 +250,8 @@ class Stepping:
         if self._let_go(slots, error):
             self._tell("memory ran short: recorded steps, which only save time, are let go of")
             return False
-        verdict = shrunk(Pass(slots=live, first=one.first, rows=one.rows, length=one.length))
+        whole = Pass(slots=live, first=one.first, rows=one.rows, length=one.length)
+        verdict = shrunk(whole, is_close=failure.is_close and not self._is_short)
         if isinstance(verdict, Hopeless):
             pending.pop(verdict.slot)
             hint = "fewer tokens a row (max_seq_len), or a smaller rank"
@@ -247,18 +280,13 @@ class Stepping:
 class _PassFailed(Exception):
     """A pass raised. Whoever was updated before it, is."""
 
-    def __init__(self, one: Pass, error: Exception, done: dict[int, Tally]) -> None:
+    def __init__(self, one: Pass, error: Exception, done: dict[int, Tally], *, is_close: bool) -> None:
+        """`is_close`: it held rows that are several laid end to end, as long as memory was not short."""
         super().__init__(str(error))
+        self.is_close = is_close
         self.one = one
         self.error = error
         self.done = done
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Tell a lack of memory, on a device or in the machine, from all else."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
 
 
 def _in_short(error: object) -> str:

@@ -107,30 +107,6 @@ def evaluation_rows(examples: ExampleSet, *, row_tokens: int, batch: int, is_pac
     return list(_evaluation(examples, row_tokens, batch, is_packed=is_packed))
 
 
-def widened(rows: MemberRows, width: int, *, pad: int) -> MemberRows:
-    """Give the same rows filled up to a width."""
-    more = width - rows.tokens.shape[1]
-    if more < 0:
-        message = f"rows of {rows.tokens.shape[1]} tokens do not go into {width}"
-        raise ValueError(message)
-    if not more:
-        return rows
-    segments = rows.segments
-    if segments is not None:
-        # A number that no example of any row has, so that what fills a row is seen by none.
-        filler = np.full((len(segments), more), segments.max() + 1, dtype=np.int32)
-        segments = np.concatenate([segments, filler], axis=1)
-    return MemberRows(
-        tokens=np.pad(rows.tokens, ((0, 0), (0, more)), constant_values=pad),
-        labels=np.pad(rows.labels, ((0, 0), (0, more)), constant_values=IGNORED),
-        segments=segments,
-        supervised=rows.supervised,
-        tokens_used=rows.tokens_used,
-        epoch=rows.epoch,
-        ends_epoch=rows.ends_epoch,
-    )
-
-
 def _evaluation(examples: ExampleSet, row_tokens: int, batch: int, *, is_packed: bool) -> Iterator[MemberRows]:
     rows = _rows(examples, examples.held_out, row_tokens, is_packed=is_packed)
     for first in range(0, len(rows), batch):

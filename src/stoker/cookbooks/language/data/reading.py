@@ -111,7 +111,8 @@ def read_lines(path: Path, layout: Layout, faults: LineFaults) -> Iterator[Line]
 
 def nothing_to_learn(source: str, *, skipped: int, cut_at: int = 0) -> StageInputError:
     """Say that a file has no example in it: so many lines with nothing to learn, or none at all; perhaps since cut."""
-    why = f"its {skipped:,} lines have nothing to learn in them" if skipped else "it has nothing but empty lines"
+    lines = "one line has" if skipped == 1 else f"{skipped:,} lines have"
+    why = f"its {lines} nothing to learn" if skipped else "it has nothing but empty lines"
     cut = f", cut at {cut_at:,} tokens" if cut_at else ""
     hint = "a larger max_seq_len leaves more of them" if cut_at else f"one JSON object on each line, {_FORMS}"
     return StageInputError(f"there is nothing to learn in {source}: {why}{cut}", hint=hint)
@@ -204,7 +205,8 @@ def _parsed(text: str) -> dict[str, Any]:
     try:
         value = _DECODER.decode(text)
     except json.JSONDecodeError as error:
-        raise BadLine(f"no JSON: {error.msg} at character {error.pos + 1}") from None
+        # Some of its messages end in the word themselves.
+        raise BadLine(f"no JSON: {error.msg.removesuffix(' at')} at character {error.pos + 1}") from None
     except RecursionError:
         raise BadLine("nested too deeply") from None
     if not isinstance(value, dict):

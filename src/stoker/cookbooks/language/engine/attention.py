@@ -5,7 +5,7 @@ torch's own kernels do the work. Their little graph is kept from forward to back
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from inspect import signature
@@ -26,6 +26,14 @@ class Looking:
     """Where sequences begin in all rows laid end to end, then the end of all, repeated; for packed rows on a GPU."""
     segments: Tensor | None = None
     """Which sequence each token belongs to, `[rows, T]`; for packed rows elsewhere."""
+    longest: int = 0
+    """No sequence is longer; said of packed rows on a GPU."""
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All that lies on a device, by name."""
+        named = {"positions": self.positions, "borders": self.borders, "segments": self.segments}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
 
     def mask(self, window: int, length: int) -> Tensor | None:
         """Give which keys each query sees; nothing if that is all before it."""
@@ -40,21 +48,27 @@ class Looking:
         return sees[:, None]
 
 
+def takes_ragged(device: str, dtype: torch.dtype, windows: Iterable[int]) -> bool:
+    """Say whether there is a kernel for several sequences in one row, without a mask as large as the row's square."""
+    return device != "cpu" and dtype != torch.float32 and not any(windows) and _ragged() is not None
+
+
 def looking_of(rows: int, length: int, segments: Tensor | None, *, is_ragged: bool) -> Looking:
-    """Say who looks at whom, on the CPU. `is_ragged`: kernels for sequences of any length may be used."""
+    """Say who looks at whom, on the CPU. `is_ragged`: with the kernel of `takes_ragged`."""
     place = torch.arange(length).expand(rows, length)
     if segments is None:
         return Looking(positions=place)
     begins = torch.ones_like(segments, dtype=torch.bool)
     begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
     positions = place - torch.where(begins, place, 0).cummax(dim=1).values
-    if not is_ragged or _ragged() is None:
+    if not is_ragged:
         return Looking(positions=positions, segments=segments)
     starts = begins.reshape(-1).nonzero().flatten()
     # Their number goes up by doubling, so that batches with a few more or less can use the same recorded graph.
     borders = torch.full((max(16, 1 << len(starts).bit_length()),), rows * length)
     borders[: len(starts)] = starts
-    return Looking(positions=positions, borders=borders.to(torch.int32))
+    longest = min(length, 1 << int(positions.max()).bit_length())
+    return Looking(positions=positions, borders=borders.to(torch.int32), longest=longest)
 
 
 def attend(qkv: Tensor, heads: int, kv_heads: int, looking: Looking, window: int, *, keeps: bool) -> tuple[Tensor, Any]:
@@ -68,8 +82,8 @@ def attend(qkv: Tensor, heads: int, kv_heads: int, looking: Looking, window: int
             groups = {"enable_gqa": True} if shares_keys else {}
             if not shares_keys:
                 keys, values = (part.repeat_interleave(heads // kv_heads, dim=1) for part in (keys, values))
-            borders = looking.borders
-            seen = kernel(queries, keys, values, borders, borders, length, length, window_size=(-1, 0), **groups)
+            borders, longest = looking.borders, looking.longest
+            seen = kernel(queries, keys, values, borders, borders, longest, longest, window_size=(-1, 0), **groups)
             seen = seen.view(rows, length, heads, head_dim)
         else:
             mask = looking.mask(window, length)

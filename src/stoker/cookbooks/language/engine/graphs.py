@@ -7,26 +7,32 @@ seen only once.
 Records share one pool of memory, for no two run at a time, and passes that run plainly use that pool as well: it is
 there once, as large as the largest needs it. So whatever is to outlive a pass must not be allocated in it: the next
 replay would write over it. Where memory runs out, all records go, and with them the pool.
+
+A recording can compile nothing. So what a step is given looks the same plainly and recorded: kernels for many shapes
+are kept by how their tensors lie in others, too.
 """
 
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from stoker.cookbooks.language.engine.attention import Looking
 from stoker.cookbooks.language.engine.passing import Given, Passing
+from stoker.cookbooks.language.engine.shortage import is_out_of_memory
 
 _Pool = tuple[int, int]
-_MOST = 8
+_MOST = 16
 _MOST_SHORT = 3
 """So many times records make room for a pass; then no more are made."""
+_MOST_FAILED = 2
+"""So many times recording a step may fail though there is memory; then it is no longer tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +48,7 @@ class Graphs:
     def __init__(self, passing: Passing) -> None:
         self._passing = passing
         self._seen: set[object] = set()
+        self._failed: Counter[object] = Counter()
         self._recorded: dict[object, _Recorded] = {}
         self._stream = _side_stream()
         self._pool: _Pool | None = None
@@ -55,7 +62,7 @@ class Graphs:
         recorded = self._recorded.get(key) or self._newly_recorded(key, given)
         if recorded is None:
             self._seen.add(key)
-            return self.plainly(self._passing.step, given)
+            return self.plainly(self._passing.step, _copied(given))
         for name, tensor in _tensors(given).items():
             _tensors(recorded.given)[name].copy_(tensor, non_blocking=True)
         recorded.graph.replay()
@@ -73,27 +80,47 @@ class Graphs:
     def let_go(self) -> bool:
         """Give back the memory of all records; says whether there was any."""
         held = bool(self._recorded)
-        self._recorded.clear()
-        self._pool = None
         self._times_short += held
-        # What a failed recording allocated hangs on its error, which may hang on itself.
-        gc.collect()
-        torch.cuda.empty_cache()
+        self._drop()
         return held
+
+    def leave_out(self, slot: int) -> None:
+        """Drop records of steps in which a slot has rows; the memory of all if no others are left."""
+        gone = [key for key, record in self._recorded.items() if slot in record.given.slots]
+        for key in gone:
+            del self._recorded[key]
+        if gone and not self._recorded:
+            self._drop()
 
     def _newly_recorded(self, key: object, given: Given) -> _Recorded | None:
         """Record a step that is seen again; nothing if that fails: it then runs, or fails, plainly."""
-        if key not in self._seen or len(self._recorded) >= _MOST or self._times_short >= _MOST_SHORT:
+        if key not in self._seen or len(self._recorded) >= _MOST or self._is_in_vain(key):
             return None
         try:
             self._recorded[key] = self._record(given)
         except RuntimeError as error:
-            self.why_not = str(error)
+            cause = _cause(error)
+            self.why_not = str(cause).partition("\n")[0]
+            is_short = is_out_of_memory(cause)
         else:
             return self._recorded[key]
-        if not self.let_go():
+        if is_short:
             self._times_short += 1
+        else:
+            self._failed[key] += 1
+        # All of them: in the pool of a recording that failed torch can't record again.
+        self._drop()
         return None
+
+    def _is_in_vain(self, key: object) -> bool:
+        return self._times_short >= _MOST_SHORT or self._failed[key] >= _MOST_FAILED or self._failed.total() >= _MOST
+
+    def _drop(self) -> None:
+        self._recorded.clear()
+        self._pool = None
+        # What a failed pass allocated hangs on its error, which may hang on itself.
+        gc.collect()
+        torch.cuda.empty_cache()
 
     def _record(self, given: Given) -> _Recorded:
         """Record a step. Nothing runs yet: its first plain run has made every kernel that it needs."""
@@ -145,6 +172,13 @@ def _recording(graph: torch.cuda.CUDAGraph, pool: _Pool, stream: torch.cuda.Stre
             gc.enable()
 
 
+def _cause(error: BaseException) -> BaseException:
+    """Give what spoiled a recording: that it could not be ended either is raised last, and says nothing."""
+    while isinstance(error.__context__, RuntimeError):
+        error = error.__context__
+    return error
+
+
 def _leave(pool: _Pool) -> None:
     """Allocate in the pool no longer."""
     device = torch.cuda.current_device()
@@ -160,17 +194,16 @@ def _side_stream() -> torch.cuda.Stream:
 
 def _key(given: Given) -> object:
     shapes = tuple((name, tuple(tensor.shape)) for name, tensor in _tensors(given).items())
-    return (given.slots, shapes, given.updates_any, given.gathers, given.drops)
+    return (given.slots, shapes, given.looking.longest, given.updates_any, given.gathers, given.drops)
 
 
 def _tensors(given: Given) -> dict[str, Tensor]:
     own = {name: getattr(given, name) for name in ("tokens", "labels", "shares", "update", "rates")}
-    looking = {one.name: getattr(given.looking, one.name) for one in fields(Looking)}
-    return own | {name: tensor for name, tensor in looking.items() if tensor is not None}
+    return own | given.looking.tensors
 
 
 def _copied(given: Given) -> Given:
     """Give the same in tensors that stay where they are."""
     own = {name: tensor.clone() for name, tensor in _tensors(given).items()}
-    looking = Looking(**{one.name: own.pop(one.name, None) for one in fields(Looking)})
+    looking = replace(given.looking, **{name: own.pop(name) for name in given.looking.tensors})
     return replace(given, looking=looking, **own)

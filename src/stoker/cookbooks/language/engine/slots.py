@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stoker.cookbooks.language.engine.adapters import Adapter, AdapterSpec, Optim
-from stoker.cookbooks.language.engine.attention import Looking, looking_of
+from stoker.cookbooks.language.engine.attention import Looking, looking_of, takes_ragged
 from stoker.cookbooks.language.engine.banks import Layout
 from stoker.cookbooks.language.engine.bases import Base
 from stoker.cookbooks.language.engine.graphs import Graphs
@@ -103,6 +104,11 @@ class Slots:
         """Give back memory that only makes steps faster; says whether there was any."""
         return self._graphs is not None and self._graphs.let_go()
 
+    def leave_out(self, slot: int) -> None:
+        """Give back what was kept for steps in which a slot has rows: it has none from here on."""
+        if self._graphs is not None:
+            self._graphs.leave_out(slot)
+
     def step(self, rows: Rows, *, update: Sequence[bool], rates: Sequence[float]) -> Result:
         """Show rows to their slots, gather gradients, and update those that are to be, at their rates."""
         waiting = {slot for slot, now in zip(rows.slots, update, strict=True) if not now}
@@ -156,10 +162,10 @@ class Slots:
         if segments is None and (rows, length) in self._plain:
             return self._plain[rows, length]
         base = self.base
-        is_ragged = base.device != "cpu" and base.dtype != torch.float32 and not any(base.shape.windows)
+        is_ragged = takes_ragged(base.device, base.dtype, base.shape.windows)
         packed = None if segments is None else torch.as_tensor(segments).reshape(rows, length)
         found = looking_of(rows, length, packed, is_ragged=is_ragged)
-        looking = Looking(**{name: _on(getattr(found, name), base.device) for name in Looking.__slots__})
+        looking = replace(found, **{name: _on(tensor, base.device) for name, tensor in found.tensors.items()})
         if segments is None:
             self._plain[rows, length] = looking
         return looking

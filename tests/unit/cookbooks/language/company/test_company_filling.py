@@ -6,10 +6,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.cookbooks.language.company.closing_up import closed_up
+from stoker.cookbooks.language.company.closing_up import closed_up, is_worth_closing_up
 from stoker.cookbooks.language.company.filling import lay_rows
 from stoker.cookbooks.language.company.passes import Pass
 from stoker.cookbooks.language.data.batches import IGNORED, MemberRows
+from stoker.model.frozen import changed
 
 
 def batch(lengths: list[int], *, first: int = 1, segments: Any = None) -> MemberRows:
@@ -46,30 +47,40 @@ def test_a_pass_shows_the_rows_from_its_first_on() -> None:
     assert rows.tokens[0].tolist() == [[7, 8, 9], [0, 0, 0]]
 
 
-def test_padding_of_packed_rows_is_seen_by_nobody_and_rows_of_others_stay_whole() -> None:
+def test_padding_of_packed_rows_is_seen_by_nobody_and_is_no_longer_than_what_is_packed() -> None:
+    packed = batch([3], segments=np.array([[0, 0, 1]], dtype=np.int32))
+    other = batch([2, 3], segments=np.array([[0, 0, 1], [0, 0, 0]], dtype=np.int32))
+    rows = lay_rows(Pass(slots=(0, 1), first=0, rows=2, length=7), {0: packed, 1: other}, [2.0, 3.0])
+    pad = [-1, -1, -1, -2, -2, -2, -3]
+    assert rows.segments.tolist() == [[[0, 0, 1, *pad[3:]], pad], [[0, 0, 1, *pad[3:]], [0, 0, 0, *pad[3:]]]]
+
+
+def test_rows_of_their_own_stay_whole_beside_packed_ones() -> None:
     packed = batch([3], segments=np.array([[0, 0, 1]], dtype=np.int32))
     rows = lay_rows(Pass(slots=(0, 1), first=0, rows=1, length=5), {0: packed, 1: batch([4])}, [2.0, 3.0])
-    assert rows.segments.tolist() == [[[0, 0, 1, -1, -1]], [[0, 0, 0, 0, 0]]]
+    assert rows.segments.tolist() == [[[0, 0, 1, -1, -2]], [[0, 0, 0, 0, -2]]]
 
 
-def test_rows_that_save_nothing_and_packed_ones_stay_as_they_are() -> None:
-    full = batch([8, 8])
-    assert closed_up(full, 8) is full
-    packed = batch([3, 3], segments=np.zeros((2, 3), dtype=np.int32))
-    assert closed_up(packed, 8) is packed
+def test_only_lengths_that_differ_are_worth_closing_up() -> None:
+    assert not is_worth_closing_up(np.array([64, 64, 60]))
+    assert is_worth_closing_up(np.array([64, 10, 30]))
+    assert not is_worth_closing_up(np.array([], dtype=np.int64))
 
 
-@given(st.lists(st.integers(2, 12), min_size=1, max_size=10), st.integers(12, 30))
-def test_rows_laid_end_to_end_hold_every_label_with_all_that_comes_before_it(lengths: list[int], width: int) -> None:
+def test_rows_that_teach_nothing_stay_as_they_are() -> None:
+    nothing = changed(batch([3, 3]), labels=np.full((2, 3), IGNORED))
+    assert closed_up(nothing) is nothing
+
+
+@given(st.lists(st.integers(2, 12), min_size=1, max_size=10))
+def test_rows_laid_end_to_end_hold_every_label_with_all_that_comes_before_it(lengths: list[int]) -> None:
     rows = batch(lengths)
-    laid = closed_up(rows, width)
-    assert laid.tokens.size <= max(rows.tokens.size, len(lengths) * width)
-    if laid.segments is None:
-        return
-    assert len(laid.tokens) < len(lengths)
+    laid = closed_up(rows)
+    assert laid.segments is not None
+    assert laid.tokens.shape == laid.labels.shape == laid.segments.shape == (1, sum(lengths) - len(lengths))
     expected = {(tuple(rows.tokens[r, : t + 1]), rows.labels[r, t]) for r, t in np.argwhere(rows.labels != IGNORED)}
     found = set()
-    for r, t in np.argwhere(laid.labels != IGNORED):
-        begin = np.flatnonzero(laid.segments[r] == laid.segments[r, t])[0]
-        found.add((tuple(laid.tokens[r, begin : t + 1]), laid.labels[r, t]))
+    for t in np.flatnonzero(laid.labels[0] != IGNORED):
+        begin = np.flatnonzero(laid.segments[0] == laid.segments[0, t])[0]
+        found.add((tuple(laid.tokens[0, begin : t + 1]), laid.labels[0, t]))
     assert found == expected

@@ -142,13 +142,36 @@ def test_a_writer_that_fails_leaves_the_one_before_it(tmp_path: Path) -> None:
     assert read_metadata(tmp_path / "best") == metadata(3)
 
 
-@pytest.mark.parametrize("name", ["best", "best.old"])
-def test_what_is_no_checkpoint_is_never_replaced(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("best", {"thesis.tex": ""}),
+        ("best", {"thesis.tex": "", "metadata.json": "x"}),
+        ("best", {"thesis.tex": "", "metadata.json": '{"epoch": 1}'}),
+        ("best.old", {"thesis.tex": ""}),
+    ],
+)
+def test_what_is_no_checkpoint_or_more_than_one_is_never_replaced(
+    tmp_path: Path, name: str, files: dict[str, str]
+) -> None:
     (tmp_path / name).mkdir()
-    (tmp_path / name / "thesis.tex").touch()
-    with pytest.raises(LocalFile, match="in the way, and no checkpoint"):
+    for file, text in files.items():
+        (tmp_path / name / file).write_text(text)
+    with pytest.raises(LocalFile, match=r"in the way, and (no|not of a) checkpoint"):
         write_checkpoint(tmp_path, "best", metadata(1), fill)
-    assert [path.name for path in (tmp_path / name).iterdir()] == ["thesis.tex"]
+    assert sorted(path.name for path in (tmp_path / name).iterdir()) == sorted(files)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("left", [[], ["adapter_model.safetensors"], ["model-00001-of-00002.safetensors"]])
+def test_what_a_crash_left_of_the_one_before_is_no_stranger(tmp_path: Path, left: list[str]) -> None:
+    write_checkpoint(tmp_path, "best", metadata(1), fill)
+    (tmp_path / "best.old").mkdir()
+    for name in left:
+        (tmp_path / "best.old" / name).touch()
+    write_checkpoint(tmp_path, "best", metadata(2), fill)
+    assert read_best(tmp_path) == metadata(2)
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
 
 
 def test_the_best_is_found_after_a_crash_while_it_was_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,26 @@ def test_a_place_of_one_who_went_is_kept_in_a_pass_of_its_shape() -> None:
     assert [one.slots for one in plan_passes(shapes, CHEAP, kept)] == [(0, 1, 2)]
 
 
+def test_members_stay_together_by_their_usual_length_however_long_they_are_now() -> None:
+    def now(*lengths: int) -> list[Shape]:
+        return [Shape(slot=n, rows=1, length=length, usual=(64, 64, 640)[n]) for n, length in enumerate(lengths)]
+
+    costs = Costs(pass_tokens=128)
+    assert plan_passes(now(64, 80, 640), costs) == (
+        Pass(slots=(2,), first=0, rows=1, length=640),
+        Pass(slots=(0, 1), first=0, rows=1, length=80),
+    )
+    assert {one.slots for one in plan_passes(now(600, 56, 700), costs)} == {(0, 1), (2,)}
+    gone = {1: Shape(slot=1, rows=1, length=80, usual=64)}
+    assert (0, 1) in {one.slots for one in plan_passes([now(96, 0, 0)[0], now(0, 0, 640)[2]], costs, gone)}
+
+
+def test_several_rows_laid_end_to_end_are_no_hopeless_one() -> None:
+    verdict = shrunk(Pass(slots=(7,), first=0, rows=1, length=640), is_close=True)
+    assert isinstance(verdict, Smaller)
+    assert verdict.most_tokens == 320
+
+
 def test_more_empty_places_than_members_are_not_kept() -> None:
     kept = {slot: shape(slot, 4, 64) for slot in (1, 2)}
     assert [one.slots for one in plan_passes([shape(0, 4, 64)], CHEAP, kept)] == [(0,)]

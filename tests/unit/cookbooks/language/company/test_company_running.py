@@ -7,12 +7,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from stoker.cookbooks.language.company.member import Member, Update
+from stoker.cookbooks.language.company.own_folders import OwnFolders
 from stoker.cookbooks.language.company.running import run_company
+from stoker.cookbooks.language.company.stepping import Stepping
 from stoker.cookbooks.language.company.undisturbed import undisturbed
 from stoker.cookbooks.language.engine.slots import Slots
 from stoker.cookbooks.language.kinds import Adapter
@@ -54,6 +57,9 @@ def test_a_member_leaves_an_adapter_and_how_it_was_trained(person: People) -> No
     assert training["weights"] == sum(a.numel() + b.numel() for a, b in one.weights.values())
     assert one.steps[-1]["step"] == 10
     assert {"loss", "lr", "eval_loss", "tokens_per_s", "cost_s"} <= one.steps[-1].keys()
+    lines = [line for line in one.log.splitlines() if line.startswith("update ")]
+    assert [line.partition(":")[0] for line in lines] == [f"update {number} of 10" for number in (1, 5, 10)]
+    assert "eval_loss" in lines[-1]
 
 
 def test_what_is_kept_is_the_best_evaluation_or_the_last_update(person: People) -> None:
@@ -195,6 +201,61 @@ def test_rows_laid_end_to_end_teach_the_same_in_fewer_tokens(person: People, mon
         )
 
 
+def test_on_a_gpu_the_first_passes_of_the_same_members_are_as_large_as_any_will_be(person: People) -> None:
+    said = {"batch": 4, "longest": 40, "max_seq_len": 40}
+    members = {n: Member(person(n, **said).seat(lambda: None), vocabulary=264, closes_up=True) for n in range(2)}
+    stepping = Stepping(is_gpu=True, tell=lambda _text: None)
+    largest = [int(np.sort(one.examples.lengths[one.examples.kept])[-4:].sum()) for one in members.values()]
+
+    def length(*slots: int) -> int:
+        (one,) = stepping._passes(
+            {slot: members[slot] for slot in slots},
+            {slot: members[slot].look_ahead().close[0] for slot in slots},
+            singly=False,
+        )
+        assert one.rows == 1
+        return one.length
+
+    first, second, third = (length(0, 1) for _ in range(3))
+    assert first == second >= sum(largest) / 2
+    assert third < first
+    assert length(0) >= largest[0]
+
+
+def test_on_a_gpu_rows_laid_end_to_end_packed_and_plain_ones_are_not_padded_to_each_other(person: People) -> None:
+    said: dict[str, Any] = {"batch": 4, "max_seq_len": 400}
+    kinds: list[dict[str, Any]] = [{"longest": 40}, {"longest": 40, "packing": True}, {"longest": 40, "shortest": 40}]
+    members = {
+        n: Member(person(n, **said, **kind).seat(lambda: None), vocabulary=264, closes_up=True)
+        for n, kind in enumerate(kinds)
+    }
+    stepping = Stepping(is_gpu=True, tell=lambda _text: None)
+    batches = {n: one.look_ahead().close[0] for n, one in members.items()}
+    passes = {one.slots: (one.rows, one.length) for one in stepping._passes(members, batches, singly=False)}
+    assert {slots: rows for slots, (rows, _) in passes.items()} == {(0,): 1, (1,): 4, (2,): 4}
+    assert passes[0,][1] <= 4 * 40
+    assert passes[2,][1] <= 40
+    # Where memory was short they have rows of their own, and are judged by these.
+    plain = members[0].shape_of(members[0].look_ahead().batches[0], is_coarse=True)
+    assert (plain.rows, plain.is_laid) == (4, False)
+    assert plain.usual <= 40
+
+
+def test_a_process_that_is_asked_to_end_while_somebody_comes_ends(
+    person: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken(_folders: Any, number: int, *_given: Any) -> bool:
+        if number == 1:
+            signal.raise_signal(signal.SIGTERM)
+        return True
+
+    monkeypatch.setattr(OwnFolders, "take", taken)
+    people = [person(0), person(1)]
+    with raising_on_request(), pytest.raises(Cancelled):
+        train(*people)
+    assert [one.ended for one in people] == [None, None]
+
+
 def test_a_process_that_is_asked_to_end_keeps_everybody_first(person: People) -> None:
     whole = person(0, world="whole")
     train(whole)
@@ -285,7 +346,7 @@ def test_folders_that_were_asked_for_hold_every_epoch_and_the_best(person: Peopl
     asked = tmp_path / "asked"
     one = person(0, checkpoints=str(asked), label="first", adapter_index=3)
     train(one)
-    assert sorted(path.name for path in asked.iterdir()) == ["best", "epoch-1", "epoch-2"]
+    assert sorted(path.name for path in asked.iterdir()) == [".lock", "best", "epoch-1", "epoch-2"]
     best, last = read_best(asked), read_metadata(asked / "epoch-2")
     points = {point["step"]: point for point in one.training["curve"]["points"]}
     assert (best["label"], best["adapter_index"], best["rank"], best["alpha"], best["mode"]) == (
@@ -329,6 +390,21 @@ def test_a_step_that_runs_out_of_memory_is_divided_and_gives_the_same(
     for one, reference in zip(members, plenty, strict=True):
         assert "did not fit into memory" in one.log
         assert losses(one) == pytest.approx(losses(reference), rel=1e-5)
+
+
+def test_rows_laid_end_to_end_that_do_not_fit_are_divided_again(
+    person: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {"batch": 5, "longest": 40, "max_seq_len": 40}
+    padded = person(0, world="padded", **said)
+    train(padded)
+    monkeypatch.setattr("stoker.cookbooks.language.company.running._closes_up", lambda _base: True)
+    shown = Scarce(monkeypatch, most=100)
+    one = person(0, **said)
+    train(one)
+    assert max(shown.sizes) <= 100
+    assert "did not fit into memory" in one.log
+    assert losses(one) == pytest.approx(losses(padded), rel=1e-5)
 
 
 def test_what_only_makes_steps_faster_goes_before_a_step_is_divided(
