@@ -70,9 +70,15 @@ def test_a_board_lists_best_checkpoints_and_names_who_has_none(shell: Shell) -> 
     write_best(shell.folder / "c/code", val_loss=1.25, train_loss=1.5)
     done = shell.stoker("adapters", "board", "adapters.toml")
     assert done.out.splitlines()[1].split() == ["1", "code", "1.25", "1.5", "1", "4", "8", "9"]
-    assert "without a checkpoint: legal" in done.err
+    assert "without a checkpoint: legal\n" in done.err
+    (shell.folder / "more.toml").write_text(FILE.replace("c/", "d/"))
+    both = shell.stoker("adapters", "board", "adapters.toml", "more.toml")
+    assert "without a checkpoint: adapters.toml: legal; more.toml: legal, code\n" in both.err
     write_best(shell.folder / "c/legal", val_loss=None, avg_loss=1.0)
+    (shell.folder / "adapters.toml").write_text(f"holdout_percent = 10\n{FILE.replace('rank = 4', 'max_seq_len = 64')}")
     rows = shell.stoker("adapters", "board", "adapters.toml", "--json").objects()
+    legal = {"data": "sums", "max_seq_len": 64, "train_on": "completion", "holdout_percent": 10.0}
+    assert [row["measured_on"] for row in rows] == [legal, {**legal, "data": "chats", "max_seq_len": None}]
     assert [(row["place"], row["label"], row["val_loss"]) for row in rows] == [(1, "legal", None), (2, "code", 1.25)]
     (shell.folder / "c/code/best/metadata.json").write_text("{")
     assert "code is left out" in shell.stoker("adapters", "board", "adapters.toml").err
@@ -80,7 +86,8 @@ def test_a_board_lists_best_checkpoints_and_names_who_has_none(shell: Shell) -> 
 
 @pytest.mark.slow
 def test_one_that_diverges_leaves_the_other_and_the_sweep_ends_with_its_code(shell: Shell) -> None:
-    done = shell.stoker("run", "language/lora", "steps=4", "batch=2", "rank=2", "lr=1e-3,1e37")
+    words = ("steps=6", "batch=2", "rank=2", "weight_decay=1", "lr=1e-3,1e6")
+    done = shell.stoker("run", "language/lora", *words)
     assert done.code == 44
     assert "2 adapters, one base, one process: predicted " in done.out
     assert ", the other one unaffected  hint: stoker logs lora/2" in done.out
@@ -91,4 +98,6 @@ def test_one_that_diverges_leaves_the_other_and_the_sweep_ends_with_its_code(she
     alone = shell.stoker("adapters", "run", "same.toml", "epochs=1", "--solo")
     assert alone.code == 0, alone.err
     assert "one process" not in alone.out
+    assert "2 ok. No best of all: eval_loss on different data is not compared." in alone.out
+    assert not (shell.folder / "stoker-out/same/best").exists()
     assert shell.stoker("adapters", "board", "same.toml", "--json").objects()[0]["place"] == 1

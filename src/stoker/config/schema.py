@@ -36,6 +36,8 @@ class Declared:
     default: Any = NOTHING
     is_runtime: bool = False
     """Not part of what is wanted: threads, verbosity."""
+    is_list: bool = False
+    """One value of it is a list."""
 
     @property
     def is_required(self) -> bool:

@@ -19,10 +19,11 @@ from contextlib import suppress
 from typing import Any
 
 from stoker.config.schema import NOTHING, Declared, Schema
-from stoker.model.errors import ArgsFaults, Fault
+from stoker.model.errors import ArgsFaults
+from stoker.model.faults import Fault
 from stoker.model.frozen import changed, frozen, frozen_by_position
 from stoker.model.suggest import did_you_mean_path
-from stoker.plan.arg_types import ArgType, arg_type_of, said
+from stoker.plan.arg_types import ArgType, ListType, OptionalType, arg_type_of, said
 from stoker.plan.bounds import Bounds
 
 REQUIRED: Any = dataclasses.MISSING
@@ -35,6 +36,7 @@ def arg(  # noqa: PLR0913 - a declaration says everything at once
     runtime: bool = False,
     read_first: bool = False,
     each: bool = False,
+    measured_on: bool = False,
     ge: float | None = None,
     le: float | None = None,
     gt: float | None = None,
@@ -43,10 +45,18 @@ def arg(  # noqa: PLR0913 - a declaration says everything at once
     """Declare one argument of a dataclass: its default, help and limits.
 
     Files that are `read_first`, as a program's code is, may change while the work goes on. A folder that is for `each`
-    trial is written to: where several trials name one, each gets its own below it.
+    trial is written to: where several trials name one, each gets its own below it. What is `measured_on` decides what
+    the metrics are taken from, as held-out data does: trials that differ in it are not ranked against each other.
     """
     bounds = Bounds(ge=ge, le=le, gt=gt, lt=lt)
-    metadata = {"help": help, "runtime": runtime, "read_first": read_first, "each": each, "bounds": bounds}
+    metadata = {
+        "help": help,
+        "runtime": runtime,
+        "read_first": read_first,
+        "each": each,
+        "measured_on": measured_on,
+        "bounds": bounds,
+    }
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=functools.partial(_copy, default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -68,6 +78,7 @@ class ArgSpec:
     bounds: Bounds
     is_read_first: bool = False
     is_each: bool = False
+    is_measured_on: bool = False
 
     @property
     def is_required(self) -> bool:
@@ -174,6 +185,7 @@ class ArgsSchema:
                     says=spec.type.describe(),
                     default=NOTHING if spec.is_required else _copy_of(spec.default),
                     is_runtime=spec.is_runtime,
+                    is_list=_is_list(spec.type),
                 )
                 for path, spec in self.leaves()
             }
@@ -196,6 +208,10 @@ class ArgsSchema:
             for name, spec in self.specs.items()
             if not spec.is_runtime
         }
+
+    def measured_on(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Give those checked values that decide what the metrics are taken from."""
+        return {name: values[name] for name, spec in self.specs.items() if spec.is_measured_on}
 
     def paths_in(self, values: Mapping[str, Any]) -> list[str]:
         """Give every input path among the values."""
@@ -338,6 +354,7 @@ def _spec_of(field: dataclasses.Field[Any], annotation: Any, around: tuple[type,
         bounds=bounds,
         is_read_first=field.metadata.get("read_first", False),
         is_each=field.metadata.get("each", False),
+        is_measured_on=field.metadata.get("measured_on", False),
     )
     # In its normal form, or a default of 1 and a given 1 would be two values of a float field.
     return spec if spec.is_required else changed(spec, default=spec.check(default))
@@ -355,6 +372,10 @@ def _checked(spec: ArgSpec, value: Any, where: str) -> tuple[Any, list[Fault]]:
         return spec.check(value), []
     except ValueError as error:
         return None, [Fault(where, str(error))]
+
+
+def _is_list(of: ArgType) -> bool:
+    return isinstance(of.inner if isinstance(of, OptionalType) else of, ListType)
 
 
 def _copy_of(default: Any) -> Any:

@@ -86,17 +86,23 @@ def is_sidecar(path: str) -> bool:
 
 
 def point_last_at(out: str, name: str) -> None:
-    """Make `stoker-out/last` lead to the newest result."""
-    point_at(out, "last", name)
-
-
-def point_at(folder: str, link_name: str, name: str) -> None:
-    """Make a link in a folder lead to one of its entries; what somebody else put there under that name stays."""
-    link = os.path.join(folder, link_name)
+    """Make `stoker-out/last` lead to the newest result; what somebody else put there under that name stays."""
+    link = os.path.join(out, "last")
     with translated(link):
-        if os.path.lexists(link) and not os.path.islink(link):
-            return
-        replace_symlink(name, link)
+        if not os.path.lexists(link) or led_beside(link) is not None:
+            replace_symlink(name, link)
+
+
+def led_beside(link: str) -> str | None:
+    """Name the folder right beside a link that it leads, or led, to. Links of ours do; None of whatever else."""
+    try:
+        name = os.readlink(link)
+    except OSError:
+        return None
+    if os.path.basename(name) != name or name in (".", ".."):
+        return None
+    folder = os.path.join(os.path.dirname(link), name)
+    return name if os.path.isdir(folder) or not os.path.lexists(folder) else None
 
 
 # What we know we put at a path: its content, and size, inode and mtime once it was there.

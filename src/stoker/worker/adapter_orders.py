@@ -19,13 +19,13 @@ from stoker.config.schema import Schema
 from stoker.config.trees import found, with_value
 from stoker.config.values import same
 from stoker.model.encoding import encode
-from stoker.model.errors import AdaptersFaults, ArgsFaults, Damaged, Fault, Faults, StokerError
-from stoker.model.faults import Lack
+from stoker.model.errors import AdaptersFaults, ArgsFaults, Damaged, Faults, StokerError
+from stoker.model.faults import Fault, Lack
 from stoker.model.frozen import changed, frozen
 from stoker.model.names import is_job_name
 from stoker.plan.graph import Plan
 from stoker.plan.recipe import Recipe
-from stoker.worker.drafting import given_twice, read_all
+from stoker.worker.drafting import given_twice, read_all, swept_lists
 from stoker.worker.ordering import Desk, Made, Order
 
 RECIPE = "language/lora"
@@ -94,6 +94,14 @@ class _Checked:
     plan: Plan
 
 
+@frozen
+class _Refused:
+    """An adapter that can't be trained as it stands; why, is noted."""
+
+    lacks: tuple[Lack, ...]
+    """What fetching may mend, if that is all that is wrong with it."""
+
+
 class _Making:
     """One file on its way to trials."""
 
@@ -126,9 +134,9 @@ class _Making:
                 continue
             before = reading.count
             checked = self._checked(one, one.entry, shared, whole, reading, told)
-            if isinstance(checked, tuple):
-                lacks |= dict.fromkeys(checked)
-                self._lacking += reading.count - before if checked else 0
+            if isinstance(checked, _Refused):
+                lacks |= dict.fromkeys(checked.lacks)
+                self._lacking += reading.count - before if checked.lacks else 0
                 continue
             args, plan = checked.args, checked.plan
             identity = encode(self._recipe.args.identity(args, str))
@@ -164,8 +172,8 @@ class _Making:
         whole: Whole,
         reading: Reading,
         told: set[str],
-    ) -> _Checked | tuple[Lack, ...]:
-        """Give an adapter's checked arguments and its plan; if something is wrong, it is noted: what would mend it."""
+    ) -> _Checked | _Refused:
+        """Give an adapter's checked arguments and its plan; if something is wrong, it is noted."""
         own = {"data": entry.data, "checkpoints": entry.checkpoint, "label": entry.label}
         said = {**shared, **entry.values, **own, "adapter_index": entry.number - 1}
         values: dict[str, Any] = {}
@@ -182,10 +190,10 @@ class _Making:
                 faults = [Fault(str(error.data.get("where", "")), str(error.data.get("why", error)), error.hint)]
         if lacks and reading.count > self._lacking and self._desk.surroundings.fetches():
             # It comes by itself once the rest is right.
-            return lacks
+            return _Refused(lacks=lacks)
         for fault in faults:
             self._note(fault, one, whole, reading, told)
-        return lacks
+        return _Refused(lacks=lacks)
 
     def _note(self, fault: Fault, one: ReadAdapter, whole: Whole, reading: Reading, told: set[str]) -> None:
         """Note a fault where the value stands: in the adapter, at the top of the file, or beside it, once."""
@@ -246,7 +254,9 @@ def _typed(desk: Desk, words: Sequence[str], schema: Schema) -> _Typed:
         program=None,
     )
     if composed.sweep is not None:
-        hint = "one [[adapter]] for each; or without a file: stoker run language/lora with the same values"
+        hint = "; ".join(swept_lists(overrides, schema)) or (
+            "one [[adapter]] for each; or without a file: stoker run language/lora with the same values"
+        )
         fault = Fault("", "the adapters of a file are not swept", hint)
         raise ArgsFaults(str(fault), faults=(fault,))
     paths = [path for path, stack in composed.origins.items() if stack[-1].origin.layer in _TYPED]

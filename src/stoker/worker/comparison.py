@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stoker.model.frozen import frozen
+from stoker.config.label import label_of
+from stoker.model.frozen import fresh, frozen
 from stoker.model.json_text import dumps
-from stoker.plan.metrics_curves import Point, curves
+from stoker.plan.metrics.curves import Point, curves
 from stoker.plan.ranking import Direction, Measure, best_first, measure_for, preference
 from stoker.worker.gathering import Gathered
+from stoker.worker.grounds import Ground, on_grounds
 from stoker.worker.masking import masked
 from stoker.worker.program_order import RECIPE
 from stoker.worker.settings import is_same_value, own_values
@@ -43,6 +45,10 @@ class TrialRow:
     """On the fullest device."""
     message: str
     curve_files: tuple[str, ...] = ()
+    is_named: bool = False
+    """Whether somebody gave it its label, which then says more than what varies."""
+    measured_on: Mapping[str, Any] = fresh(factory=dict)
+    """The arguments that decided what its metrics were taken from."""
 
     @property
     def costs(self) -> dict[str, float | None]:
@@ -67,12 +73,13 @@ class TrialRow:
             "metrics": dict(self.metrics),
             **self.costs,
             "message": self.message,
+            "measured_on": dict(self.measured_on),
         }
 
 
 @frozen
 class Comparison:
-    """All trials of a job, best first."""
+    """All trials of a job, by what they are ranked by."""
 
     job: str
     attempt: str
@@ -87,11 +94,34 @@ class Comparison:
     measure: Measure | None
 
     @property
+    def grounds(self) -> list[Ground[TrialRow]]:
+        """Those that may be compared with each other, best first."""
+        return on_grounds(self.rows, [row for row in self.rows if self.is_ranked(row)])
+
+    @property
+    def places(self) -> dict[int, int]:
+        """By a trial's number its place, from 1, best first, among those that it may be compared with."""
+        return {row.n: place for ground in self.grounds for place, row in enumerate(ground.trials, 1)}
+
+    @property
     def best(self) -> TrialRow | None:
-        """The first one, if it has a value to be best by."""
-        first = self.rows[0] if self.rows else None
-        has_value = first is not None and self.measure is not None and self.measure.metric in first.metrics
-        return first if has_value and first is not None and not first.is_failed else None
+        """The first one, if it has a value to be best by and all that have one were measured on the same."""
+        grounds = self.grounds
+        return self.best_on(grounds[0]) if len(grounds) == 1 else None
+
+    @property
+    def speaker(self) -> TrialRow | None:
+        """The one that stands for all: the best, or that of the lowest number if nobody is the best of all."""
+        return self.best or min(self.rows, key=lambda row: row.n, default=None)
+
+    def best_on(self, ground: Ground[TrialRow]) -> TrialRow | None:
+        """Give the first of those that may be compared with each other, if it has a value to be best by."""
+        first = ground.trials[0]
+        return first if self.is_ranked(first) else None
+
+    def is_ranked(self, row: TrialRow) -> bool:
+        """Say whether a trial did not fail and has a value of what is ranked by."""
+        return self.measure is not None and self.measure.metric in row.metrics and not row.is_failed
 
 
 @frozen
@@ -191,4 +221,6 @@ def _row(one: Gathered, varying: Sequence[str], values: Mapping[str, Any]) -> Tr
         peak_gpu_bytes=end.peak_gpu_bytes,
         message=end.message,
         curve_files=one.curve_files,
+        is_named=trial.label != label_of(trial.point.items()),
+        measured_on=trial.measured_on,
     )

@@ -7,17 +7,19 @@ list of faults. Of trials that can't be made, each way of being wrong is told on
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from stoker.config.axis import Axis, Listed
 from stoker.config.compose import compose
 from stoker.config.composed import Composed
 from stoker.config.override import Kind, Override, read_overrides
 from stoker.config.schema import Schema
 from stoker.config.sweep import paths_of
-from stoker.model.errors import ArgsFaults, ConfigFaults, Fault, Faults, ProgramFaults
-from stoker.model.faults import Lack
+from stoker.model.errors import ArgsFaults, ConfigFaults, Faults, ProgramFaults
+from stoker.model.faults import Fault, Lack
 from stoker.worker.program_order import ProgramWords, flat, split
 
 _REPLACING = frozenset({Kind.CHANGE, Kind.FORCE})
@@ -64,6 +66,19 @@ def given_twice(overrides: Sequence[Override]) -> Iterator[str]:
     for path, count in counts.items():
         if count > 1:
             yield f"{path} is given {'twice' if count == 2 else f'{count} times'}: {last[path]} counts"
+
+
+def swept_lists(overrides: Sequence[Override], schema: Schema) -> Iterator[str]:
+    """Say of each key that takes a list, and was given items without brackets, that this is a sweep over them."""
+    for one in overrides:
+        leaf = schema.leaves.get(one.path)
+        if leaf is None or not leaf.is_list or not isinstance(one.value, Axis):
+            continue
+        choices = one.value.choices
+        if isinstance(choices, Listed) and all(isinstance(choice.value, str | int | float) for choice in choices):
+            meant = shlex.quote(f"{one.text[: one.column - 1]}[{one.text[one.column - 1 :]}]")
+            both = "both" if choices.count == 2 else f"all {choices.count}"
+            yield f"{one.text} is a sweep of {choices.count}; {meant} is one list, with {both} of them"
 
 
 class TrialFaults:

@@ -24,14 +24,15 @@ from stoker.model.frozen import frozen
 from stoker.model.lifecycle import JobState
 from stoker.plan.cache import Product
 from stoker.plan.engine import Engine
-from stoker.plan.executor import Executor
+from stoker.plan.execution.executor import Executor
 from stoker.plan.graph import Plan
 from stoker.plan.outcome import Ending, RunResult
 from stoker.plan.run_folders import RunFolders
 from stoker.plan.run_options import RunOptions
 from stoker.plan.status import StatusWriter
 from stoker.store.local import LocalStore
-from stoker.store.results import LaidOut, Part, lay_out, point_at, point_last_at
+from stoker.store.results import LaidOut, Part, lay_out, point_last_at
+from stoker.worker.best_link import settle_best
 from stoker.worker.giving import parts_of_trial
 from stoker.worker.job_folder import JobEnd, JobFolder, JobSpec
 from stoker.worker.leftovers import clear_stale_staging
@@ -148,7 +149,7 @@ class Execution:
                 folder.end(self._end(result, Bug(f"{type(problem).__name__}: {problem}")))
                 raise
             ends = watch.ends if watch is not None else ()
-            self._point_at_best(ends)
+            self._settle_best(ends, laid_out, status)
             end = self._end(result, error, laid_out, has_out=any(one.out for one in ends))
             folder.end(end)
             told = {name: value for name, value in end.to_json().items() if name not in ("v", "keys", "parts")}
@@ -213,22 +214,28 @@ class Execution:
         point_last_at(os.path.dirname(self.out), os.path.basename(self.out))
         return laid_out.folder
 
-    def _point_at_best(self, ends: tuple[TrialEnd, ...]) -> None:
-        """Make `best` lead to the best of trials that worked together over one base."""
-        if self.out is None or not any(node.stage.together for node in self.plan.nodes):
+    def _settle_best(self, ends: tuple[TrialEnd, ...], laid_out: LaidOut | None, status: StatusWriter) -> None:
+        """Make `best` lead to the best trial, or be no more where there is none; say so if something is in the way."""
+        if self.out is None or (laid_out is not None and BEST in laid_out.files):
             return
-        done = [end for end in ends if end.out is not None]
-        ranked = rank_trials(done, self.trials[0].args)
-        best = ranked.best.end if ranked is not None and ranked.best is not None else None
-        if best is None and len(done) == 1:
-            (best,) = done
+        best, in_the_way = self._best_of(ends), ""
+        label = best.trial.label if best is not None else None
         # A link that can't be made is no reason to call the work failed.
         with suppress(StokerError, OSError):
-            link = os.path.join(self.out, BEST)
-            if best is not None:
-                point_at(self.out, BEST, best.trial.label)
-            elif os.path.islink(link) and not os.path.exists(link):
-                os.unlink(link)
+            in_the_way = settle_best(self.out, label, [trial.label for trial in self.trials])
+        if in_the_way:
+            message = f"{in_the_way} is in the way: it stays as it is, and no link leads to the best one, {label}"
+            status.emit(Event(Kinds.WARNING, {"message": message}))
+
+    def _best_of(self, ends: tuple[TrialEnd, ...]) -> TrialEnd | None:
+        """Give the best of trials that worked together over one base, if they can be compared, or the only one."""
+        done = [end for end in ends if end.out is not None]
+        if not done or not any(node.stage.together for node in self.plan.nodes):
+            return None
+        ranked = rank_trials(done, self.trials[0].args)
+        if ranked is not None and ranked.best is not None:
+            return ranked.best.end
+        return done[0] if len(done) == 1 else None
 
     def _lay_out(self, result: RunResult) -> LaidOut | None:
         parts = result_parts(self.plan, result) if self.out is not None else []

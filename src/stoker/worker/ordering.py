@@ -20,7 +20,8 @@ from stoker.config.schema import Schema
 from stoker.config.sweep import Point, paths_of, points, size
 from stoker.model.clock import Clock
 from stoker.model.digests import Digest
-from stoker.model.errors import ArgsFaults, BadCookbook, BadInput, Fault, PlanFaults, ProgramFaults
+from stoker.model.errors import ArgsFaults, BadCookbook, BadInput, PlanFaults, ProgramFaults
+from stoker.model.faults import Fault
 from stoker.model.frozen import changed, fresh, frozen
 from stoker.model.ids import attempt_id, job_id
 from stoker.model.names import JOB_NAME_RULE, LONGEST_NAME, is_job_name
@@ -38,7 +39,8 @@ from stoker.store.local_files import digest_path
 from stoker.store.memo import Memo
 from stoker.worker.config_paper import CONFIG, config_paper
 from stoker.worker.data_places import DataPlaces
-from stoker.worker.drafting import TrialFaults, given_twice, read_all
+from stoker.worker.drafting import TrialFaults, given_twice, read_all, swept_lists
+from stoker.worker.grounds import settled
 from stoker.worker.job_folder import JobSpec
 from stoker.worker.own_folders import apart
 from stoker.worker.program_files import ProgramFiles
@@ -186,7 +188,7 @@ class Desk:
                 for one in overrides
                 if isinstance(one.value, Choice) and not one.value.refers and one.kind in _SETTERS
             },
-            notes=tuple(given_twice(overrides)),
+            notes=(*given_twice(overrides), *swept_lists(overrides, schema)),
         )
 
     def program_words(self, argv: tuple[str, ...], folder: str, *, at_once: int) -> ProgramWords:
@@ -325,8 +327,9 @@ class Desk:
                 args=one.args,
                 job_id=self._job_id(recipe, one.args),
                 nodes=nodes,
+                measured_on=settled(recipe.args.measured_on(one.args), plan),
             )
-            for one, nodes in zip(made, joint.trials, strict=True)
+            for one, nodes, plan in zip(made, joint.trials, plans, strict=True)
         )
         first = trials[0]
         is_single = len(trials) == 1

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from stoker.model.encoding import encode
-from stoker.model.frozen import frozen
+from stoker.model.frozen import changed, frozen
 from stoker.plan.code_identity import OWN
 from stoker.plan.ranking import Direction
-from stoker.worker.comparison import COSTS, Comparison, TrialRow, compare_trials
+from stoker.worker.comparison import COSTS, Comparison, Curves, TrialRow, compare_trials, read_curves
 from stoker.worker.gathering import Gathering
 from stoker.worker.masking import MASK, is_secret
 from stoker.worker.settings import Setting
@@ -35,13 +35,18 @@ class Side:
     """Digest of each file that was read, by stage and argument."""
     environment: Mapping[str, str]
     comparison: Comparison
-    """Its trials; the first one speaks for it."""
+    """Its trials, one of which speaks for it."""
     without_result: tuple[str, ...]
     """Stages of which nothing is kept: what they were made from is not known."""
 
     @property
     def row(self) -> TrialRow | None:
-        return self.comparison.rows[0] if self.comparison.rows else None
+        return self.comparison.speaker
+
+    def curves(self) -> list[Curves]:
+        """Read its curves, those of the trial that speaks for it first."""
+        rows = sorted(self.comparison.rows, key=lambda row: row is not self.row)
+        return read_curves(changed(self.comparison, rows=tuple(rows)))
 
 
 @frozen
@@ -72,7 +77,7 @@ SECTIONS = ("config", "code", "data", "environment", "metrics")
 def side_of(
     gathering: Gathering, trial: Trial | None, *, label: str, by: str = "", direction: Direction | None = None
 ) -> Side:
-    """Gather one side: one trial of a job, or a job, for which its best trial speaks."""
+    """Gather one side: one trial of a job, or a job, for which its best trial speaks; if none is that, its first."""
     spec = gathering.spec
     gathered = [one for one in gathering.trials() if trial is None or one.end.trial.number == trial.number]
     comparison = compare_trials(
@@ -84,7 +89,8 @@ def side_of(
         by=by,
         direction=direction,
     )
-    speaking = next(one.end.trial for one in gathered if one.end.trial.number == comparison.rows[0].n)
+    speaker = comparison.speaker
+    speaking = next(one.end.trial for one in gathered if speaker is None or one.end.trial.number == speaker.n)
     records = gathering.records(speaking)
     made_from = _MadeFrom()
     for record in records.values():

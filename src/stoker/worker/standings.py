@@ -8,6 +8,7 @@ from typing import Any
 
 from stoker.model.frozen import frozen
 from stoker.plan.ranking import Measure, best_first, measure_for
+from stoker.worker.grounds import Ground, on_grounds
 from stoker.worker.program_order import flat
 from stoker.worker.trials import TrialEnd
 
@@ -25,6 +26,10 @@ class Standing:
     def metrics(self) -> Mapping[str, float]:
         return {name: float(value) for name, value in self.end.metrics.items() if type(value) in (int, float)}
 
+    @property
+    def measured_on(self) -> Mapping[str, Any]:
+        return self.end.trial.measured_on
+
 
 @frozen
 class Ranked:
@@ -34,8 +39,15 @@ class Ranked:
     measure: Measure
 
     @property
+    def grounds(self) -> list[Ground[Standing]]:
+        """Those that may be compared with each other, best first."""
+        return on_grounds(self.standings, [one for one in self.standings if self.measure.metric in one.metrics])
+
+    @property
     def best(self) -> Standing | None:
-        """The best one, if what it is ranked by is a number."""
+        """The best one, if what it is ranked by is a number and all that have it were measured on the same."""
+        if len(self.grounds) > 1:
+            return None
         value = self.standings[0].metrics.get(self.measure.metric)
         return None if value is None or not math.isfinite(value) else self.standings[0]
 

@@ -39,6 +39,8 @@ class Trial:
     """Checked and default-filled."""
     job_id: Digest
     nodes: TrialNodes
+    measured_on: Mapping[str, Any] = fresh(factory=dict)
+    """Those of its arguments that decide what its metrics are taken from."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -51,6 +53,7 @@ class Trial:
             "keep": list(self.nodes.keep),
             "nodes": list(self.nodes.nodes),
             "args": self.args,
+            **({"measured_on": dict(self.measured_on)} if self.measured_on else {}),
         }
 
     @classmethod
@@ -68,6 +71,7 @@ class Trial:
             args=dict(raw["args"]),
             job_id=Digest(str(raw["job_id"])),
             nodes=nodes,
+            measured_on=dict(raw.get("measured_on", {})),
         )
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from stoker.config.adapters_file import Around
 from stoker.config.manifest import Manifest
 from stoker.config.recognising import DeclaredFile, read_declared
-from stoker.model.errors import ClusterFaults, LocalFile, ManifestFaults
+from stoker.config.schema import Schema
+from stoker.model.errors import AdaptersFaults, ClusterFaults, Faults, LocalFile, ManifestFaults
 from stoker.model.nodes import Cluster
 from tests.unit.config.declaring import Drawer
 
 
 def look(drawer: Drawer, text: str | bytes, name: str) -> DeclaredFile | None:
-    return read_declared(name, drawer.write(text, name))
+    return read_declared(name, drawer.write(text, name), around=lambda: Around(schema=Schema(leaves={})))
 
 
 @pytest.mark.parametrize(
@@ -48,6 +50,10 @@ def test_jobs_or_hosts_make_a_manifest(drawer: Drawer, text: str, name: str) -> 
         ("- nodes\n", "x.yaml"),
         ("", "x.toml"),
         ("[tool]\nnodes = 3\n", "x.toml"),
+        ("modes: [{name: a}]", "x.yaml"),
+        ("host: {name: a}\nadapters: 3\n", "x.yaml"),
+        ("notes: [a, b]\n", "x.yaml"),
+        ("adapt: []\nadaptive: [1, {a: b}]\n", "x.yaml"),
         ("lr: [\n", "x.yaml"),
         (b"\xff\xfe", "x.yaml"),
         ("nodes: []", "x.txt"),
@@ -84,3 +90,21 @@ def test_a_torn_file_is_told_by_the_lines_it_has(
 ) -> None:
     with pytest.raises(error):
         look(drawer, text, name)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "error", "says"),
+    [
+        ('base = "tiny"\n[[adaptors]]\nrank = 2\n', "x.toml", AdaptersFaults, "x.toml:2:3: adaptors: an adapters file"),
+        ("[[adapters]]\nrank = 2\n", "x.toml", AdaptersFaults, "x.toml:1:3: adapters: an adapters file"),
+        ('[[job]]\nname = "a"\n', "x.toml", ManifestFaults, "x.toml:1:3: job: a manifest"),
+        ("node:\n- {name: a}\n", "x.yaml", ClusterFaults, "x.yaml:1:1: node: a cluster file"),
+    ],
+)
+def test_a_list_whose_name_is_misspelt_is_told_with_its_line_and_the_right_name(
+    drawer: Drawer, text: str, name: str, error: type[Faults], says: str
+) -> None:
+    with pytest.raises(error) as caught:
+        look(drawer, text, name)
+    told = next(str(fault) for fault in caught.value.faults if says in str(fault))
+    assert "did you mean" in told

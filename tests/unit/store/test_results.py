@@ -319,3 +319,7 @@ def test_last_leads_to_the_newest_result_unless_somebody_has_that_name(tmp_path)
     point_last_at(str(tmp_path), "one")
     assert (tmp_path / "last").is_dir()
     assert not (tmp_path / "last").is_symlink()
+    (tmp_path / "last").rmdir()
+    (tmp_path / "last").symlink_to("/elsewhere")
+    point_last_at(str(tmp_path), "one")
+    assert os.readlink(tmp_path / "last") == "/elsewhere"

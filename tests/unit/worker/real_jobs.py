@@ -19,7 +19,7 @@ from stoker.model.events import Event, Kinds
 from stoker.model.json_text import dumps
 from stoker.model.lifecycle import JobState
 from stoker.plan.action import Action, StageFacts
-from stoker.plan.metrics_file import ROWS_PER_FRAME, Row, encode_frame
+from stoker.plan.metrics.file import ROWS_PER_FRAME, Row, encode_frame
 from stoker.plan.status import StatusWriter
 from stoker.plan.sweep_plan import TrialNodes
 from stoker.store.local import LocalStore
@@ -47,6 +47,7 @@ class Made:
     code: Mapping[str, str] = field(default_factory=lambda: CODE)
     data: str = "d" * 64
     env: Mapping[str, str] = field(default_factory=lambda: {"numpy": "2.0"})
+    measured_on: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Shelf:
@@ -114,6 +115,7 @@ class Shelf:
             args={**values, **one.point},
             job_id=digest_value("job", label),
             nodes=TrialNodes(final=node, keep=(), nodes=(node,)),
+            measured_on=one.measured_on,
         )
 
     def _tell(self, status: StatusWriter, folder: JobFolder, trial: Trial, one: Made) -> str:

@@ -82,6 +82,12 @@ def test_each_adapter_becomes_a_trial_with_its_label_and_checkpoints(counter: Co
     assert first.args["label"] == "legal"
     assert first.point == {"data": "sums", "rank": 4, "alpha": 8.0, "lr": 5e-4}
     assert second.point["data"] == "chats.jsonl"
+    assert second.measured_on == {
+        "data": str(counter.folder / "files/chats.jsonl"),
+        "max_seq_len": 512,
+        "train_on": "completion",
+        "holdout_percent": 5.0,
+    }, "what nobody said is what the plan makes of it"
     assert order.notes == (
         "lr holds for adapters that say nothing else: code says its own",
         "rank holds for adapters that say nothing else: legal says its own",

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from stoker.model.frozen import changed
 from stoker.worker.comparison import CURVES_DRAWN, Comparison, compare_trials, read_curves
 from stoker.worker.gathering import Gathering
 from tests.unit.worker.real_jobs import Made, Shelf, falling, sweep_of_six, write_curve
@@ -54,6 +55,14 @@ def test_a_point_that_leaves_a_parameter_alone_has_the_job_s_value(shelf: Shelf)
         {"lr": 0.1, "depth": 2},
         {"lr": 0.5, "depth": 4},
     ]
+
+
+def test_only_a_label_that_somebody_gave_is_a_name(shelf: Shelf) -> None:
+    shelf.add("sweep", [Made(point={"lr": 0.1}), Made(point={"lr": 0.2})], args={"lr": 0.5})
+    trials = shelf.gathering("sweep").trials()
+    named = changed(trials[0], end=changed(trials[0].end, trial=changed(trials[0].end.trial, label="legal")))
+    found = compare_trials([named, trials[1]], job="sweep", attempt="a", recipe="r", values={})
+    assert {row.label: row.is_named for row in found.rows} == {"legal": True, "lr=0.2": False}
 
 
 def test_a_job_without_a_sweep_is_one_trial(shelf: Shelf) -> None:

@@ -90,6 +90,19 @@ def test_the_best_trial_speaks_for_a_sweep(shelf: Shelf) -> None:
     assert side.without_result == ()
 
 
+def test_the_first_trial_speaks_where_none_is_the_best_with_its_settings_and_its_curve(shelf: Shelf) -> None:
+    trials = [
+        Made(point={"lr": lr}, metrics={"loss": loss}, curve=[9.0, loss], measured_on={"data": data})
+        for lr, loss, data in ((1, 0.9, "a"), (2, 0.5, "a"), (3, 0.1, "b"))
+    ]
+    shelf.add("apart", trials, args=ARGS)
+    side = side_of(shelf.gathering("apart"), None, label="apart")
+    assert side.row is not None
+    assert (side.row.n, side.settings["lr"].value) == (1, 1)
+    (curves,) = side.curves()
+    assert [row.n for row, _ in curves.lines] == [1, 3, 2]
+
+
 def test_two_trials_of_one_job_differ_in_what_the_sweep_set(shelf: Shelf) -> None:
     shelf.add("sweep", sweep_of_six(), args=ARGS)
     gathering = shelf.gathering("sweep")

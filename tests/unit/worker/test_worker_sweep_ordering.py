@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from stoker.model.errors import ArgsFaults, BadInput, ConfigFaults, Fault, ProgramFaults
-from stoker.model.faults import Lack
+from stoker.config.override import parse_overrides
+from stoker.model.errors import ArgsFaults, BadInput, ConfigFaults, ProgramFaults
+from stoker.model.faults import Fault, Lack
 from stoker.model.json_text import loads
+from stoker.plan.args import ArgsSchema, arg
 from stoker.worker.config_paper import CONFIG, read_config
-from stoker.worker.drafting import TrialFaults
+from stoker.worker.drafting import TrialFaults, swept_lists
 from stoker.worker.job_folder import JobFolder
 from stoker.worker.ordering import Draft, Wanted
 from stoker.worker.reordering import reorder, trials_of_job
@@ -151,6 +154,24 @@ def test_what_is_given_twice_counts_as_given_last_and_that_is_noted(sweeps: Swee
     order = sweeps.order("factor=1,2", "factor=3", target="test/branches")
     assert [trial.args["factor"] for trial in order.trials] == [3]
     assert order.notes == ("factor is given twice: factor=3 counts",)
+
+
+@dataclass(frozen=True)
+class Listing:
+    targets: tuple[str, ...] = arg(())
+    layers: tuple[int, ...] | None = arg(None)
+    lr: float = arg(0.1)
+
+
+def test_a_sweep_over_the_items_of_a_list_is_noted_with_how_the_list_is_written() -> None:
+    words = ["targets=q_proj,v_proj", "+layers=1,2,3", "lr=1,2"]
+    schema = ArgsSchema(Listing).declared()
+    assert list(swept_lists(parse_overrides(words), schema)) == [
+        "targets=q_proj,v_proj is a sweep of 2; 'targets=[q_proj,v_proj]' is one list, with both of them",
+        "+layers=1,2,3 is a sweep of 3; '+layers=[1,2,3]' is one list, with all 3 of them",
+    ]
+    lists = ["targets=[q_proj,v_proj]", "layers=[1],[2]"]
+    assert not list(swept_lists(parse_overrides(lists), schema))
 
 
 def test_parameters_that_no_place_takes_are_noted(sweeps: Sweeps) -> None:

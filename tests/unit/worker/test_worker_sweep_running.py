@@ -108,6 +108,17 @@ def test_a_trial_that_fails_takes_away_what_an_older_one_left_but_not_what_someb
     assert os.listdir(sweeps.out(first, "n=2")) == ["mine.txt"]
 
 
+@pytest.mark.parametrize("values", ["n=3,4", "n=3"], ids=["a sweep that failed", "a single run"])
+def test_no_link_to_the_best_of_an_older_sweep_is_left(sweeps: Sweeps, values: str) -> None:
+    best = sweeps.out(sweeps.run_line("n=1,2"), "best")
+    best.symlink_to("n=1")
+    (sweeps.folder / "bad").write_text("4\n3\n" if "," in values else "")
+    job = sweeps.run_line(values)
+    assert (sweeps.out(job, "best"), job.error is None) == (best, values == "n=3")
+    assert not best.is_symlink()
+    assert best.with_name("n=1").is_dir()
+
+
 def test_what_a_job_without_a_sweep_left_is_not_mistaken_for_a_sweeps(sweeps: Sweeps) -> None:
     alone = sweeps.run_line("n=1")
     top = sweeps.out(alone, "made")

@@ -16,6 +16,7 @@ from stoker.faces.cli.job_facts import split_target
 from stoker.faces.view.charts import Chart, curves_chart, metrics_chart
 from stoker.faces.view.comparison import METRICS_SHOWN, best_line, csv_rows, headline, measure_line, trial_table
 from stoker.faces.view.comparison_page import comparison_page
+from stoker.faces.view.near import near_path
 from stoker.faces.view.sides import side_lines, verdict
 from stoker.faces.view.sides_page import sides_chart, sides_page
 from stoker.faces.view.signs import ASCII, UNICODE
@@ -91,17 +92,17 @@ def _compare_trials(call: Call, given: dict[str, Any], target: str) -> None:
         by=given["by"] or "",
         direction=_direction(given),
     )
+    places = comparison.places
     for rank, row in enumerate(comparison.rows, 1):
-        out.object(
-            {"job": comparison.job, "attempt": comparison.attempt, "rank": rank, **row.to_json(), **_ranked(comparison)}
-        )
+        of = {"job": comparison.job, "attempt": comparison.attempt, "rank": rank, "place": places[row.n]}
+        out.object({**of, **row.to_json(), **_ranked(comparison)})
     _show_trials(call, comparison, given["limit"] or _ROWS)
     _write_csv(call, given["csv"], csv_rows(comparison))
     if not given["no_plots"]:
         charts = [metrics_chart(comparison), curves_chart(comparison, read_curves(comparison))]
         folder = given["out"] or os.path.join(parts.settings.out, comparison.job, "compare")
         drawn = [chart for chart in charts if chart is not None]
-        _write_pictures(call, folder, drawn, comparison_page(comparison, drawn))
+        _write_pictures(call, folder, drawn, comparison_page(comparison, drawn, parts.settings.folder))
 
 
 def _gather(call: Call, target: str, at: str | None) -> tuple[Gathering, list[Gathered]]:
@@ -133,7 +134,7 @@ def _show_trials(call: Call, comparison: Comparison, limit: int) -> None:
     out.line(measure_line(comparison))
     if not comparison.metrics:
         out.note("hint: print name=number pairs such as loss=0.5, or use stoker_trainer")
-    best = best_line(comparison)
+    best = best_line(comparison, call.parts.settings.folder)
     if best:
         out.line(best)
     out.line()
@@ -159,7 +160,7 @@ def _compare_jobs(call: Call, given: dict[str, Any], names: Sequence[str]) -> No
     rows = ([fact.section, fact.name, *map(_csv_cell, fact.values)] for fact in facts)
     _write_csv(call, given["csv"], [header, *rows])
     if given["out"] and not given["no_plots"]:
-        chart = sides_chart(sides, [read_curves(side.comparison) for side in sides])
+        chart = sides_chart(sides, [side.curves() for side in sides])
         drawn = [chart] if chart is not None else []
         _write_pictures(call, given["out"], drawn, sides_page(facts, sides, drawn))
 
@@ -190,10 +191,10 @@ def _show_sides(call: Call, sides: Sequence[Side], facts: Sequence[Fact]) -> Non
     for side in sides:
         row = side.row
         trials = len(side.comparison.rows)
-        speaks = f"; its best of {trials} trials: {row.label}" if row is not None and trials > 1 else ""
-        out.line(
-            f"{out.paint(side.label, 'bold')}  {side.state}, {ago(side.started_s, now_s)} · {side.attempt}{speaks}"
-        )
+        speaks = f"; {_speaks(side)} of {trials} trials: {row.label}" if row is not None and trials > 1 else ""
+        called = f" ({row.label})" if row is not None and trials == 1 and row.label else ""
+        when = ago(side.started_s, now_s)
+        out.line(f"{out.paint(side.label, 'bold')}{called}  {side.state}, {when} · {side.attempt}{speaks}")
     out.line(verdict(facts))
     for line in side_lines(facts, sides, columns=out.columns):
         out.line(line)
@@ -201,6 +202,11 @@ def _show_sides(call: Call, sides: Sequence[Side], facts: Sequence[Fact]) -> Non
         if side.without_result:
             listed = ", ".join(side.without_result[:5]) + (", …" if len(side.without_result) > 5 else "")
             out.note(f"note: {side.label}: nothing is kept of {listed}, so its code and data are not known")
+
+
+def _speaks(side: Side) -> str:
+    """Say which of its trials speaks for a side."""
+    return "its best" if side.comparison.best is not None else "the first"
 
 
 def _direction(given: dict[str, Any]) -> Direction | None:
@@ -213,7 +219,7 @@ def _write_csv(call: Call, path: str | None, rows: Iterable[Sequence[str]]) -> N
         csv.writer(text, lineterminator="\n").writerows(rows)
         target = os.path.join(call.parts.settings.folder, path)
         write_file(target, text.getvalue().encode(errors="replace"))
-        call.out.note(f"csv: {_near(call, target)}")
+        call.out.note(f"csv: {near_path(target, call.parts.settings.folder)}")
 
 
 def _csv_cell(value: Any) -> str:
@@ -239,12 +245,6 @@ def _write_pictures(call: Call, folder: str, charts: Sequence[Chart], page: str)
         files |= {f"{chart.name}.png": to_png(chart) for chart in charts}
     for name, data in files.items():
         write_file(os.path.join(target, name), data)
-    call.out.line(f"\npictures: {_near(call, target)}  ({', '.join(sorted(files))})")
+    call.out.line(f"\npictures: {near_path(target, call.parts.settings.folder)}  ({', '.join(sorted(files))})")
     if hint and charts:
         call.out.note(hint)
-
-
-def _near(call: Call, path: str) -> str:
-    """Give a path as short as it can be typed from here."""
-    relative = os.path.relpath(path, call.parts.settings.folder)
-    return path if relative.startswith("..") else relative

@@ -12,6 +12,7 @@ from stoker.faces.cli.call import Call
 from stoker.faces.cli.companies import companies_here
 from stoker.faces.cli.failing import report
 from stoker.faces.view.company import forecast_lines
+from stoker.faces.view.signs import ASCII, UNICODE
 from stoker.faces.view.tables import table
 from stoker.faces.view.times import span
 from stoker.model.digests import Digest
@@ -36,14 +37,23 @@ def show_forecast(
     if not is_solo and seen.count(Verdict.HIT) < len(seen.forecasts):
         for company in companies_here(call, order, seen):
             out.object({"company": company.to_json()})
-            for line in forecast_lines(company):
+            for line in forecast_lines(company, UNICODE if out.is_unicode else ASCII):
                 out.line(line)
-    codes = [report(error, out, debug=call.flags.debug) for error in _foreseen(call, order, seen)]
+    codes = []
+    for found in _foreseen(call, order, seen):
+        if isinstance(found, StokerError):
+            codes.append(report(found, out, debug=call.flags.debug))
+        else:
+            out.object({"note": found})
+            out.note(f"note: {found}")
     return codes[0] if codes else 0
 
 
-def _foreseen(call: Call, order: Order, seen: Preview) -> Iterator[StokerError]:
-    """Give what a run would refuse before it begins; else what stages that surely run would find in their files."""
+def _foreseen(call: Call, order: Order, seen: Preview) -> Iterator[StokerError | str]:
+    """Give what a run would refuse before it begins; else what stages that surely run would find in their files.
+
+    What is wrong there is an error; what they would only tell of it is a text.
+    """
     refused = impossible_here(call.parts.tools.engine, order.plan.nodes)
     if refused is not None:
         yield refused
@@ -52,10 +62,14 @@ def _foreseen(call: Call, order: Order, seen: Preview) -> Iterator[StokerError]:
     missed = {forecast.node for forecast in seen.forecasts if forecast.verdict is Verdict.MISS}
     for node in order.plan.nodes:
         if node.id in missed and node.stage.foresee is not None:
+            whose = labels.get(node.id, node.id)
             try:
-                node.stage.foresee(node.stage.args.make(node.args))
+                told = node.stage.foresee(node.stage.args.make(node.args))
             except StageInputError as error:
-                yield type(error)(f"{labels.get(node.id, node.id)}: {error}", hint=error.hint, **error.data)
+                yield type(error)(f"{whose}: {error}", hint=error.hint, **error.data)
+            else:
+                if told:
+                    yield f"{whose}: {told}"
 
 
 def _show_stages(call: Call, seen: Preview) -> None:

@@ -8,14 +8,27 @@ from typing import Any
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.job_facts import nodes_named
 from stoker.host.log_file import older_log
+from stoker.model.digests import Digest
 from stoker.model.events import Kinds
+from stoker.model.frozen import frozen
 from stoker.model.json_text import loads
 from stoker.plan.run_folders import safe_name
 from stoker.plan.status import older_generation
+from stoker.store.records import Record
 from stoker.worker.growing_lines import GrowingLines
 from stoker.worker.job_folder import JobFolder
 from stoker.worker.reordering import trials_of_job
 from stoker.worker.story import NodeStory, Story
+
+_MAKERS_NAMED = 3
+
+
+@frozen
+class _Maker:
+    """Who made a result: a job's id, and the stage as that job calls it."""
+
+    attempt: str
+    node: str
 
 
 class LogReading:
@@ -57,9 +70,34 @@ class LogReading:
                 self._show(name, line.decode(errors="backslashreplace"))
         for node in self._nodes() if self._stage else []:
             if node.node not in self._has_spoken:
-                self._call.out.note(f"note: {node.node} printed nothing here: {_why_silent(node)}")
+                why = self._why_silent(node)
+                self._call.out.note(f"note: {node.node} printed nothing here{f': {why}' if why else ''}")
         if not self._has_spoken and not self._stage:
             self._call.out.note("note: nothing was printed: no stage ran, or none had anything to say")
+            made = dict.fromkeys(maker.attempt for node in self._nodes() if (maker := self._maker_of(node)))
+            if made:
+                listed = ", ".join(f"stoker logs {attempt}" for attempt in list(made)[:_MAKERS_NAMED])
+                more = f" and {len(made) - _MAKERS_NAMED} more" if len(made) > _MAKERS_NAMED else ""
+                self._call.out.note(f"note: what was known was made earlier: {listed}{more}")
+
+    def _why_silent(self, node: NodeStory) -> str:
+        if node.ending != "hit":
+            return node.message or ("" if node.ending == "ran" else node.ending)
+        maker = self._maker_of(node)
+        where = f"; where it did: stoker logs {maker.attempt}/{maker.node}" if maker else ""
+        return f"its result was known, so it did not run{where}"
+
+    def _maker_of(self, node: NodeStory) -> _Maker | None:
+        """Give the job and stage that made a result which was known, if that job is still here."""
+        if node.ending != "hit" or not node.key:
+            return None
+        record = self._call.parts.store.peek(Digest(node.key))
+        body = record.body if isinstance(record, Record) else {}
+        attempt, name = body.get("attempt"), body.get("node")
+        if not isinstance(attempt, str) or not isinstance(name, str) or os.path.basename(attempt) != attempt:
+            return None
+        is_here = os.path.isdir(os.path.join(os.path.dirname(self._folder.path), attempt))
+        return _Maker(attempt=attempt, node=name) if is_here else None
 
     def _nodes(self) -> list[NodeStory]:
         if not self._stage:
@@ -89,9 +127,3 @@ def _event(line: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return event if isinstance(event, dict) else {}
-
-
-def _why_silent(node: NodeStory) -> str:
-    if node.ending == "hit":
-        return "its result was known, so it did not run"
-    return node.message or node.ending

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from stoker.faces.cli.call import Call
+from stoker.faces.view.near import near_path
 from stoker.faces.view.tables import table
 from stoker.faces.view.times import span
 from stoker.model.errors import StokerError
@@ -114,9 +114,3 @@ def _summary(call: Call, plan: Plan, result: RunResult) -> dict[str, Any]:
 
 def _is_program(plan: Plan) -> bool:
     return plan.node(plan.final).stage.name.startswith(f"{RECIPE}/")
-
-
-def near_path(path: str, folder: str) -> str:
-    """Give a path as short as it can be typed from a folder."""
-    relative = os.path.relpath(path, folder)
-    return path if relative.startswith("..") else relative

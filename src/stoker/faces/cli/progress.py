@@ -135,7 +135,7 @@ class Progress:
             self._is_introduced = True
             yield from self._company.lines
         if kind == Kinds.STAGE_TOLD:
-            yield from self._told(node, fields)
+            yield from self._tell(node, fields)
         elif kind in _ENDS:
             # A trial tells of its own end, with its label and where its result lies.
             if node.node not in self._titles.of_trials:
@@ -156,22 +156,22 @@ class Progress:
             stays = "the new one" if fields.get("kept") == fields.get("ours") else "the first one"
             yield self._warning(node.node, f"gave another result than before from the same inputs; {stays} is kept")
 
-    def _told(self, node: NodeStory, fields: dict[str, Any]) -> Iterable[str]:
+    def _tell(self, node: NodeStory, fields: dict[str, Any]) -> Iterable[str]:
         """Tell what a stage says for people, unless that can wait for its end; once of those that work together."""
         if fields.get("at_once"):
             yield f"  {node.title or node.node:<{self._width}}  {fields.get('text', '')}"
         elif node.node in self._titles.together:
-            text, node.told = node.told, ""
-            if text not in self._told_together:
-                self._told_together.add(text)
-                yield text
+            if node.told not in self._told_together:
+                self._told_together.add(node.told)
+                yield node.told
         elif node.node in self._titles.of_trials:
             yield f"  {node.title:<{self._width}}  {node.told}"
 
     def _finished(self, node: NodeStory) -> str:
         sign = sign_of(node, self._signs)
         colour = {self._signs.ran: "green", self._signs.failed: "red"}.get(sign, "dim")
-        return f"{self._out.paint(sign, colour)} {finished_text(node, self._width)}"
+        was_told = node.node in self._titles.together
+        return f"{self._out.paint(sign, colour)} {finished_text(node, self._width, was_told=was_told)}"
 
     def _trial(self, fields: dict[str, Any]) -> str:
         state = fields.get("state")

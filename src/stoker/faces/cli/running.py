@@ -13,7 +13,9 @@ from stoker.faces.cli.interrupting import Interruptions, say_aside
 from stoker.faces.cli.outcome import failure_lines, show_outcome
 from stoker.faces.cli.progress import Progress
 from stoker.faces.cli.screens import PlainScreen, Screen, SilentScreen
+from stoker.faces.cli.unwritten import unwritten_text
 from stoker.faces.view.company import CompanyNews, forecast_lines
+from stoker.faces.view.signs import ASCII, UNICODE
 from stoker.faces.view.trials import titles_of
 from stoker.model.errors import Cancelled, NoPermission
 from stoker.model.events import Event, event_line
@@ -51,7 +53,8 @@ def run_order(call: Call, order: Order, going_on: Continuation, given: dict[str,
         parts, kept = call.parts, going_on.kept
         seen = preview(order.plan, cache=parts.cache, history=parts.history, rerun=rerun, kept=kept)
         companies = companies_here(call, order, seen)
-    lines = tuple(line for one in companies for line in forecast_lines(one))
+    signs = UNICODE if call.out.is_unicode else ASCII
+    lines = tuple(line for one in companies for line in forecast_lines(one, signs))
     company = CompanyNews(lines=lines, is_solo=options.solo)
     screen, listener, say = _listen(call, order, company)
     execution = Execution(
@@ -118,6 +121,9 @@ def _tell(call: Call, order: Order, job: JobResult, company: CompanyNews) -> int
         show_outcome(call, order, job)
     elif job.laid_out is not None:
         call.out.line(job.laid_out.folder)
+    unwritten = unwritten_text(order, job.result.nodes) if job.result is not None else ""
+    if unwritten:
+        call.out.note(f"note: {unwritten}")
     for part in (call.parts.store.memo.trouble, call.parts.history.trouble):
         if part:
             call.out.note(f"note: an index is out of order, which costs time and nothing else: {part}")

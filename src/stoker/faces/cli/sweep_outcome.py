@@ -8,9 +8,11 @@ from typing import Any
 
 from stoker.config.adapters import BEST
 from stoker.faces.cli.call import Call
-from stoker.faces.cli.outcome import near_path
 from stoker.faces.view.company import CompanyNews, end_text, ranking_lines
+from stoker.faces.view.grounds import not_compared_text
+from stoker.faces.view.near import near_path
 from stoker.faces.view.stages import number
+from stoker.worker.best_link import has_best
 from stoker.worker.execution import JobResult
 from stoker.worker.ordering import Order
 from stoker.worker.standings import rank_trials
@@ -36,7 +38,7 @@ def show_sweep_outcome(call: Call, order: Order, job: JobResult, company: Compan
         told.append(f"{counts['not_run']} not run")
     is_together = any(node.stage.together for node in order.plan.nodes)
     best = best_text(job.trials, order.trials[0].args)
-    for line in _ranking(job, order) if is_together else ():
+    for line in _ranking(job, order, call.parts.settings.folder) if is_together else ():
         out.line(line)
     out.line(f"{', '.join(told)}.{f' {best}' if best else ''}")
     if is_together:
@@ -50,9 +52,9 @@ def show_sweep_outcome(call: Call, order: Order, job: JobResult, company: Compan
         out.line(f"next: {' · '.join(following)}")
 
 
-def _ranking(job: JobResult, order: Order) -> list[str]:
+def _ranking(job: JobResult, order: Order, near: str) -> list[str]:
     ranked = rank_trials(job.trials, order.trials[0].args)
-    return [] if ranked is None else ranking_lines(ranked)
+    return [] if ranked is None else ranking_lines(ranked, near)
 
 
 def _show_company(call: Call, order: Order, job: JobResult, company: CompanyNews) -> None:
@@ -69,7 +71,7 @@ def _show_company(call: Call, order: Order, job: JobResult, company: CompanyNews
         solo = "" if company.is_solo or total < 2 or not is_done else again
         call.out.line(f"{text}{solo}")
     out = next((os.path.dirname(end.out) for end in job.trials if end.out), None)
-    if out is None or not os.path.islink(os.path.join(out, BEST)):
+    if out is None or not has_best(out):
         return
     best = near_path(os.path.join(out, BEST), call.parts.settings.folder)
     is_adapter = os.path.exists(os.path.join(out, BEST, _ADAPTER))
@@ -86,10 +88,16 @@ def where_text(best: str, bases: Collection[str]) -> str:
 
 
 def best_text(ends: Sequence[TrialEnd], args: Mapping[str, Any]) -> str:
-    """Name the best of some trials, with what it is best by; nothing if there is nothing to compare."""
+    """Name the best of some trials, with what it is best by; nothing if there is nothing to compare.
+
+    Of trials that were measured on different things nobody is the best, and it says why.
+    """
     ranked = rank_trials(ends, args)
-    best = ranked.best if ranked is not None else None
-    if ranked is None or best is None:
+    if ranked is None:
         return ""
-    metric = ranked.measure.metric
+    best, metric, grounds = ranked.best, ranked.measure.metric, ranked.grounds
+    if len(grounds) > 1:
+        return f"No best of all: {not_compared_text(metric, grounds)}."
+    if best is None:
+        return ""
     return f"Best {best.end.trial.label} ({metric} {number(best.metrics[metric])})."

@@ -109,6 +109,7 @@ def metrics_chart(comparison: Comparison) -> Chart | None:
 
 def curves_chart(comparison: Comparison, found: Sequence[Curves]) -> Chart | None:
     """Plot curves over each other, the best trial in front."""
+    best = comparison.best
     drawn = {row.n for curves in found for row, _ in curves.lines}
     ranks = {row.n: rank for rank, row in enumerate(row for row in comparison.rows if row.n in drawn)}
     panels = []
@@ -119,7 +120,7 @@ def curves_chart(comparison: Comparison, found: Sequence[Curves]) -> Chart | Non
                 label=row.label or comparison.job,
                 points=tuple(map(_as_floats, points)),
                 rank=ranks[row.n],
-                is_best=row is comparison.best,
+                is_best=row is best,
             )
             for row, points in curves.lines
         ]
@@ -181,8 +182,9 @@ def _panel(rows: Sequence[TrialRow], parameter: str, metric: str, comparison: Co
     shown = [row for row in rows if can_be_drawn(row.metrics.get(metric, math.nan))]
     values = [row.params.get(parameter) for row in shown]
     places, x = _across(values)
+    best = comparison.best
     marks = [
-        Mark(x=place, y=row.metrics[metric], label=_told(row, metric), is_best=row is comparison.best)
+        Mark(x=place, y=row.metrics[metric], label=_told(row, metric), is_best=row is best)
         for row, place in zip(shown, places, strict=True)
         if place is not None
     ]

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stoker.faces.view.grounds import ground_text
+from stoker.faces.view.signs import Signs, with_signs
 from stoker.faces.view.stages import number
 from stoker.faces.view.times import span
 from stoker.model.frozen import fresh, frozen
@@ -19,9 +21,9 @@ _THOUSAND = 1000
 _MOST_RANKED = 20
 
 
-def forecast_lines(one: CompanyForecast) -> tuple[str, ...]:
+def forecast_lines(one: CompanyForecast, signs: Signs) -> tuple[str, ...]:
     """Say over which base a company works, and what is foreseen of it."""
-    return (*([one.about] if one.about else []), forecast_text(one))
+    return (*([with_signs(one.about, signs)] if one.about else []), forecast_text(one))
 
 
 def forecast_text(one: CompanyForecast) -> str:
@@ -109,18 +111,26 @@ def company_text(speed: Speed, width: int) -> str:
     return f"{f'{speed.members} together':<{width}}  {speed_text(speed.now)}"
 
 
-def ranking_lines(ranked: Ranked) -> list[str]:
-    """List the trials that ended well, best first, each with its place and what it is ranked by."""
-    shown, metric = ranked.standings[:_MOST_RANKED], ranked.measure.metric
-    width = max(len(one.end.trial.label) for one in shown)
-    digits = len(str(len(shown)))
+def ranking_lines(ranked: Ranked, near: str) -> list[str]:
+    """List the trials that ended well, best first, each with its place among those that it may be compared with.
+
+    Nothing if there are no two such. Files are called as they are seen from the folder `near`.
+    """
+    grounds, metric, total = ranked.grounds, ranked.measure.metric, len(ranked.standings)
+    if len(grounds) == total:
+        return []
+    shown = [(ground, place, one) for ground in grounds for place, one in enumerate(ground.trials, 1)][:_MOST_RANKED]
+    width = max(len(one.end.trial.label) for _, _, one in shown)
+    digits = len(str(max(place for _, place, _ in shown)))
     lines = []
-    for place, one in enumerate(shown, 1):
+    for ground, place, one in shown:
+        if place == 1 and ground.told_by:
+            lines.append(f"{ground_text(ground.told_by, near)}:")
         value = one.metrics.get(metric)
         told = "" if value is None else f"{metric} {number(value)}"
         lines.append(f"{place:>{digits}} {one.end.trial.label:<{width}}  {told}".rstrip())
-    if len(ranked.standings) > len(shown):
-        lines.append(f"  and {len(ranked.standings) - len(shown):,} more")
+    if total > len(shown):
+        lines.append(f"  and {total - len(shown):,} more")
     return lines
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stoker.faces.view.arguments import value_text
+from stoker.faces.view.grounds import ground_text, not_compared_text
 from stoker.faces.view.signs import Signs
 from stoker.faces.view.stages import number
 from stoker.faces.view.tables import table
@@ -19,7 +20,9 @@ from stoker.worker.comparison import COSTS, Comparison, TrialRow
 METRICS_SHOWN = 5
 """How many metrics a table on a screen has; a file has them all."""
 COST_HEADS = ("time", "memory", "GPU memory")
+_LABEL = "label"
 _LONGEST_VALUE = 24
+_BESTS_SHOWN = 5
 _LONGEST_MESSAGE = 160
 
 
@@ -37,27 +40,37 @@ def measure_line(comparison: Comparison) -> str:
     if measure is None:
         return "nothing to rank by: no trial reported a metric"
     guess = f" ({measure.why}; --by NAME, --min or --max choose)" if measure.why else ""
-    return f"ranked by {measure.metric}, {measure.direction} is better{guess}"
+    grounds = comparison.grounds
+    apart = f"; {not_compared_text(measure.metric, grounds)}" if len(grounds) > 1 else ""
+    return f"ranked by {measure.metric}, {measure.direction} is better{guess}{apart}"
 
 
-def best_line(comparison: Comparison) -> str:
-    """Name the best trial, or nothing."""
-    best, measure = comparison.best, comparison.measure
-    if best is None or measure is None or not math.isfinite(best.metrics[measure.metric]):
-        return ""
-    return f"best: {best.label or comparison.job}  {measure.metric} {number(best.metrics[measure.metric])}"
+def best_line(comparison: Comparison, near: str) -> str:
+    """Name the best trial, or the best of those that may be compared; nothing if there is nobody to compare with."""
+    measure, ranked = comparison.measure, sum(map(comparison.is_ranked, comparison.rows))
+    bests = [(ground, best) for ground in comparison.grounds if (best := comparison.best_on(ground)) is not None]
+    told = []
+    for ground, best in bests if len(bests) < max(2, ranked) else ():
+        if measure is not None and math.isfinite(best.metrics[measure.metric]):
+            where = f" ({ground_text(ground.told_by, near)})" if ground.told_by else ""
+            value = number(best.metrics[measure.metric])
+            told.append(f"{best.label or comparison.job}  {measure.metric} {value}{where}")
+    more = f" and {len(told) - _BESTS_SHOWN} more" if len(told) > _BESTS_SHOWN else ""
+    return f"best: {' · '.join(told[:_BESTS_SHOWN])}{more}" if told else ""
 
 
 def trial_table(comparison: Comparison, *, rows: int, columns: int, signs: Signs) -> list[str]:
-    """Lay the best trials out, one a line; failed ones last, with why."""
+    """Lay the best trials out, one a line, those together that may be compared; failed ones last, with why."""
     ranked_by = comparison.measure.metric if comparison.measure is not None else ""
     # A metric that is called as what was varied, such as the learning rate, would be a second column of that name.
     told = [name for name in comparison.metrics if name == ranked_by or name not in comparison.varying]
     metrics = told[:METRICS_SHOWN]
-    header = ["", "trial", *comparison.varying, *metrics, *COST_HEADS, ""]
-    laid = [_cells(row, comparison.varying, metrics, signs) for row in comparison.rows[:rows]]
+    header = ["", "trial", _LABEL, *comparison.varying, *metrics, *COST_HEADS, ""]
+    ordered = [row for ground in comparison.grounds for row in ground.trials]
+    laid = [_cells(row, comparison.varying, metrics, signs) for row in ordered[:rows]]
     # A column that nobody has anything in only takes room.
-    used = [place for place, name in enumerate(header) if name not in COST_HEADS or any(r[place] for r in laid)]
+    may_go = (_LABEL, *COST_HEADS)
+    used = [place for place, name in enumerate(header) if name not in may_go or any(r[place] for r in laid)]
     return table(
         [[cells[place] for place in used] for cells in laid], header=[header[place] for place in used], columns=columns
     )
@@ -92,6 +105,8 @@ def _cells(row: TrialRow, varying: Sequence[str], metrics: Sequence[str], signs:
     return [
         sign,
         str(row.n),
+        # What a point is called stands in the columns of what varies.
+        one_line(row.label, _LONGEST_VALUE) if row.is_named else "",
         *(short_value(row.params.get(name)) for name in varying),
         *(number(row.metrics[name]) if name in row.metrics else "" for name in metrics),
         span(row.seconds),

@@ -58,10 +58,11 @@ _Cell = tuple[str, str, bool]
 """What is shown, what is sorted by, and whether it is a text that may wrap."""
 
 
-def comparison_page(comparison: Comparison, charts: Sequence[Chart]) -> str:
-    """Write the page of a job's trials."""
+def comparison_page(comparison: Comparison, charts: Sequence[Chart], near: str) -> str:
+    """Write the page of a job's trials; files are called as they are seen from the folder `near`."""
+    measure, best = one_line(measure_line(comparison)), best_line(comparison, near)
     parts = [
-        f"<p>{escape(one_line(measure_line(comparison)))}<br><strong>{escape(best_line(comparison))}</strong></p>",
+        f"<p>{escape(measure)}<br><strong>{escape(best)}</strong></p>",
         *map(figure, charts),
         "<h2>Trials</h2>",
         _trials(comparison),
@@ -93,22 +94,27 @@ def figure(chart: Chart) -> str:
 
 
 def _trials(comparison: Comparison) -> str:
-    names = ["rank", "trial", *comparison.varying, *comparison.metrics, *COST_HEADS, ""]
+    best = comparison.best
+    named = ["label"] * any(row.is_named for row in comparison.rows)
+    names = ["place", "trial", *named, *comparison.varying, *comparison.metrics, *COST_HEADS, ""]
     head = "".join(f'<th><button type="button">{escape(name) or "state"}</button></th>' for name in names)
     lines = []
-    for rank, row in enumerate(comparison.rows, 1):
-        cells = "".join(map(_cell, _cells(rank, row, comparison)))
-        look = ' class="best"' if row is comparison.best else ' class="failed"' if row.is_failed else ""
+    placed = [(place, row) for ground in comparison.grounds for place, row in enumerate(ground.trials, 1)]
+    for place, row in placed:
+        cells = "".join(map(_cell, _cells(place, row, comparison, has_label=bool(named))))
+        look = ' class="best"' if row is best else ' class="failed"' if row.is_failed else ""
         lines.append(f"<tr{look}>{cells}</tr>")
     body = "\n".join(lines)
     return f'<div class="wide"><table class="sorts"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _cells(rank: int, row: TrialRow, comparison: Comparison) -> list[_Cell]:
+def _cells(place: int, row: TrialRow, comparison: Comparison, *, has_label: bool) -> list[_Cell]:
     state = state_text(row) or row.state
+    label = one_line(row.label) if row.is_named else ""
     return [
-        (str(rank), str(rank), False),
+        (str(place), str(place), False),
         (str(row.n), str(row.n), False),
+        *([(label, label, False)] * has_label),
         *(_param(row, name) for name in comparison.varying),
         *(_metric(row, name) for name in comparison.metrics),
         (span(row.seconds), "" if row.seconds is None else repr(row.seconds), False),

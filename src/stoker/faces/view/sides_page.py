@@ -14,11 +14,11 @@ from stoker.worker.sides import SECTIONS, Fact, Side
 
 
 def sides_chart(sides: Sequence[Side], found: Sequence[Sequence[Curves]]) -> Chart | None:
-    """Plot the curves of each side's best trial over each other, for each metric that more than none has."""
+    """Plot the curves of the trials that speak for the sides over each other, by each metric that one has."""
     by_metric: dict[str, list[Line]] = {}
     for rank, (side, curves) in enumerate(zip(sides, found, strict=True)):
         for one in curves:
-            # The first is the best of those that have a curve.
+            # The first is that trial's, or of the best that has a curve.
             _, points = one.lines[0]
             line = Line(label=side.label, points=tuple((float(step), value) for step, value in points), rank=rank)
             by_metric.setdefault(one.metric, []).append(line)

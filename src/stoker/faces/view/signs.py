@@ -19,3 +19,8 @@ class Signs:
 
 UNICODE = Signs(ran="✓", hit="=", failed="✗", left="-", warned="!", again="~")
 ASCII = Signs(ran="+", hit="=", failed="x", left="-", warned="!", again="~")
+
+
+def with_signs(text: str, signs: Signs) -> str:
+    """Give a text that was written where nobody knows the terminal, with the signs that it knows."""
+    return text.replace(UNICODE.ran, signs.ran).replace(UNICODE.failed, signs.failed)

@@ -24,13 +24,14 @@ def sign_of(node: NodeStory, signs: Signs) -> str:
     )
 
 
-def finished_text(node: NodeStory, width: int) -> str:
-    """Say how a stage ended: name, time, word, and what is worth adding."""
+def finished_text(node: NodeStory, width: int, *, was_told: bool = False) -> str:
+    """Say how a stage ended: name, time, word, and what is worth adding; not again what it told if that `was_told`."""
     took = span(node.seconds) if node.ending in ("ran", "failed", "diverged") else ""
     word = node.ending
     if node.ending in ("failed", "diverged", "pruned") and node.message:
         word = f"{'left out' if node.ending == 'pruned' else node.ending}: {_in_one_line(node.message)}"
-    told = [node.told, metrics_text(node.metrics), _peak_on_devices(node)] if node.ending == "ran" else []
+    said = "" if was_told else node.told
+    told = [said, metrics_text(node.metrics), _peak_on_devices(node)] if node.ending == "ran" else []
     more = "  ".join(filter(None, told))
     return f"{node.title or node.node:<{width}}  {took:>6}  {word}{f'  {more}' if more else ''}"
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stoker.faces.view.company import unaffected_text
+from stoker.faces.view.near import near_path
 from stoker.faces.view.stages import memory_text, metrics_text
 from stoker.faces.view.times import span
 from stoker.model.frozen import fresh, frozen
@@ -84,14 +84,9 @@ def trial_text(fields: Mapping[str, Any], titles: Titles, near: str, *, others: 
     if fields.get("is_kept"):
         told.append("kept")
     if fields.get("out"):
-        told.append(f"→ {_near(str(fields['out']), near)}")
+        told.append(f"→ {near_path(str(fields['out']), near)}")
     return "  ".join([label, took, *told])
 
 
 def _shown(metrics: Any) -> Mapping[str, Any]:
     return metrics if isinstance(metrics, Mapping) else {}
-
-
-def _near(path: str, folder: str) -> str:
-    relative = os.path.relpath(path, folder)
-    return path if relative.startswith("..") else relative

@@ -46,14 +46,28 @@ class Page(HTMLParser):
         self.tags: list[str] = []
         self.attributes: list[tuple[str, str | None]] = []
         self.text = ""
+        self.heads: list[str] = []
+        self.cells: list[str] = []
+        """Of every table, those of its head first."""
+        self._is_cell = False
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.attributes += attrs
+        if tag in ("th", "td"):
+            self.cells.append("")
+            self._is_cell = True
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "th":
+            self.heads.append(self.cells[-1])
+        self._is_cell = self._is_cell and tag not in ("th", "td")
 
     def handle_data(self, data: str) -> None:
         self.text += data
+        if self._is_cell:
+            self.cells[-1] += data
 
 
 # --- trials --------------------------------------------------------------------------------------
@@ -83,7 +97,7 @@ def test_what_trials_took_of_a_gpu_stands_beside_what_they_took_of_the_machine()
         "+  1      0.5   1.0s  3.0 GiB  6.0 GiB",
         "+  2      0.7   1.0s",
     ]
-    assert ">6.0 GiB<" in comparison_page(found, [])
+    assert ">6.0 GiB<" in comparison_page(found, [], "/f")
 
 
 def test_the_lines_above_say_how_many_what_by_and_who_is_best() -> None:
@@ -92,11 +106,68 @@ def test_the_lines_above_say_how_many_what_by_and_who_is_best() -> None:
     assert measure_line(found) == "ranked by loss, smaller is better"
     guessed = changed(found, measure=Measure(metric="loss", direction=Direction.SMALLER, why="guessed by its name"))
     assert "(guessed by its name; --by NAME, --min or --max choose)" in measure_line(guessed)
-    assert best_line(found) == "best: trial 2  loss 0.25"
+    assert best_line(found, "/f") == "best: trial 2  loss 0.25"
     nothing = changed(found, measure=None)
     assert measure_line(nothing) == "nothing to rank by: no trial reported a metric"
-    assert best_line(nothing) == ""
-    assert best_line(comparison([row(1, loss=math.nan)])) == ""
+    assert best_line(nothing, "/f") == ""
+    assert best_line(comparison([row(1, loss=math.nan)]), "/f") == ""
+
+
+def test_trials_on_different_data_stand_apart_and_each_data_has_its_best() -> None:
+    sums, chats = {"data": "sums"}, {"data": "chats"}
+    rows = [
+        row(1, loss=3.0, measured_on=sums, is_named=True, label="first"),
+        row(2, loss=1.0, measured_on=chats),
+        row(3, loss=2.0, measured_on=sums),
+    ]
+    found = comparison(rows)
+    assert found.best is None
+    assert measure_line(found) == "ranked by loss, smaller is better; loss on different data is not compared"
+    assert best_line(found, "/f") == "best: trial 3  loss 2 (data=sums) · trial 2  loss 1 (data=chats)"
+    assert trial_table(found, rows=10, columns=0, signs=ASCII) == [
+        "   trial  label  loss  time",
+        "+  3             2     1.0s",
+        "+  1      first  3     1.0s",
+        "+  2             1     1.0s",
+    ]
+    assert 'class="best"' not in comparison_page(found, [], "/f")
+    assert best_line(comparison(rows[:2]), "/f") == "", "nobody to compare with"
+    elsewhere = row(4, state="failed", measured_on={"data": "lines"})
+    assert best_line(comparison([elsewhere, *rows]), "/f") == best_line(found, "/f")
+    assert [one.n for ground in comparison([elsewhere, *rows]).grounds for one in ground.trials] == [3, 1, 2, 4]
+
+
+def test_the_page_has_places_on_each_data_and_the_labels_that_somebody_gave() -> None:
+    sums, chats = {"data": "sums"}, {"data": "chats"}
+    rows = [
+        row(1, loss=3.0, measured_on=sums, is_named=True, label="first"),
+        row(2, loss=1.0, measured_on=chats),
+        row(3, loss=2.0, measured_on=sums),
+    ]
+    page = Page(comparison_page(comparison(rows), [], "/f"))
+    assert page.cells[:3] == ["place", "trial", "label"]
+    width = len(page.heads)
+    body = page.cells[width:]
+    assert [body[start : start + 3] for start in range(0, 3 * width, width)] == [
+        ["1", "3", ""],
+        ["2", "1", "first"],
+        ["1", "2", ""],
+    ]
+
+
+def test_a_trial_without_a_value_sets_nobody_apart() -> None:
+    rows = [
+        row(1, state="failed", loss=0.1, measured_on={"data": "chats"}),
+        row(2, loss=2.0, measured_on={"data": "sums"}),
+        row(3, loss=1.0, measured_on={"data": "sums"}),
+        row(4, measured_on={"data": "lines"}),
+    ]
+    found = comparison(rows)
+    assert found.best is not None
+    assert found.best.n == 3
+    assert found.places == {3: 1, 2: 2, 4: 3, 1: 4}
+    assert measure_line(found) == "ranked by loss, smaller is better"
+    assert best_line(found, "/f") == "best: trial 3  loss 1"
 
 
 def test_a_csv_file_has_everything_in_full() -> None:
@@ -125,7 +196,7 @@ def test_the_page_stands_by_itself_and_whatever_people_named_is_text_in_it() -> 
     found = changed(comparison(rows, (NASTY,)), job=NASTY, recipe=NASTY, fixed={NASTY: NASTY})
     chart = metrics_chart(found)
     assert chart is not None
-    text = comparison_page(found, [chart])
+    text = comparison_page(found, [chart], "/f")
     page = Page(text)
     assert "img" not in page.tags
     assert page.tags.count("script") == 1
@@ -138,7 +209,7 @@ def test_the_page_stands_by_itself_and_whatever_people_named_is_text_in_it() -> 
 
 
 def test_the_page_sorts_by_values_and_has_both_lights() -> None:
-    text = comparison_page(sweep(), [])
+    text = comparison_page(sweep(), [], "/f")
     assert 'data-value="0.25">0.25<' in text
     assert 'data-value="">nan<' in text
     assert "prefers-color-scheme: dark" in text
@@ -211,6 +282,18 @@ def test_what_differs_is_shown_with_where_it_came_from_and_how_metrics_changed()
         "  loss  0.5   0.25  -0.25 (-50.0%)",
         "  time  1.0s  1.0s  the same",
     ]
+
+
+def test_the_first_trial_speaks_for_a_side_that_has_no_best() -> None:
+    rows = [row(2, loss=0.1, measured_on={"data": "a"}), row(1, loss=0.9, measured_on={"data": "b"})]
+    apart = side("apart", comparison=comparison(rows))
+    assert apart.comparison.rows[0].n == 2
+    assert apart.row is not None
+    assert apart.row.n == 1
+    assert {fact.name: fact.values for fact in compare_sides([apart])}["loss"] == (0.9,)
+    best = side("best", comparison=comparison([changed(one, measured_on={}) for one in rows]))
+    assert best.row is not None
+    assert best.row.n == 2
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from stoker.faces.cli.sweep_outcome import best_text
 from stoker.faces.view.company import (
     CompanyNews,
     Speed,
@@ -16,6 +17,7 @@ from stoker.faces.view.company import (
     ranking_lines,
 )
 from stoker.faces.view.leaderboard import Entry, board_lines, ranked, row_as_json
+from stoker.faces.view.signs import ASCII, UNICODE
 from stoker.faces.view.trials import Titles, trial_text
 from stoker.model.digests import digest_value
 from stoker.model.frozen import changed
@@ -26,9 +28,16 @@ from stoker.worker.standings import rank_trials
 from stoker.worker.trials import Trial, TrialEnd
 
 
-def end(number: int, state: str = "completed", **said: Any) -> TrialEnd:
-    nodes = TrialNodes(final="run", keep=(), nodes=("run",))
-    trial = Trial(number=number, label=f"lr={number}", point={}, args={}, job_id=digest_value("t", number), nodes=nodes)
+def end(number: int, state: str = "completed", measured_on: dict[str, Any] | None = None, **said: Any) -> TrialEnd:
+    trial = Trial(
+        number=number,
+        label=f"lr={number}",
+        point={},
+        args={},
+        job_id=digest_value("t", number),
+        nodes=TrialNodes(final="run", keep=(), nodes=("run",)),
+        measured_on=measured_on or {},
+    )
     return TrialEnd(trial=trial, state=state, **said)
 
 
@@ -62,8 +71,9 @@ def test_what_is_foreseen_is_one_line(one: CompanyForecast, text: str) -> None:
 
 def test_the_base_is_told_before_what_is_foreseen_over_it() -> None:
     one = changed(forecast(2, 2), about="base org/name, 1.0 GiB, sha256 ✓")
-    assert forecast_lines(one) == ("base org/name, 1.0 GiB, sha256 ✓", forecast_text(one))
-    assert forecast_lines(forecast(2, 2)) == (forecast_text(one),)
+    assert forecast_lines(one, UNICODE) == ("base org/name, 1.0 GiB, sha256 ✓", forecast_text(one))
+    assert forecast_lines(one, ASCII)[0] == "base org/name, 1.0 GiB, sha256 +"
+    assert forecast_lines(forecast(2, 2), UNICODE) == (forecast_text(one),)
 
 
 def test_the_speed_of_a_company_is_that_of_its_members_together_over_the_time_they_went() -> None:
@@ -91,9 +101,36 @@ def test_those_that_ended_well_are_ranked_by_evaluation() -> None:
     ]
     found = rank_trials(ends, {})
     assert found is not None
-    assert ranking_lines(found) == ["1 lr=3  eval_loss 1.5", "2 lr=1  eval_loss 2"]
+    assert ranking_lines(found, "/f") == ["1 lr=3  eval_loss 1.5", "2 lr=1  eval_loss 2"]
     assert found.best is not None
     assert found.best.end is ends[2]
+
+
+def test_those_on_different_data_are_ranked_apart_and_nobody_is_the_best_of_all() -> None:
+    on = [{"data": "/f/b.jsonl", "seed": 1}, {"data": "/f/a.jsonl", "seed": 1}, {"data": "/f/b.jsonl", "seed": 1}]
+    ends = [end(n, measured_on=on[n - 1], metrics={"eval_loss": loss}) for n, loss in ((1, 3.0), (2, 1.0), (3, 2.0))]
+    assert Trial.from_json(ends[0].trial.to_json()) == ends[0].trial
+    found = rank_trials(ends, {})
+    assert found is not None
+    assert found.best is None
+    assert ranking_lines(found, "/f") == [
+        "data=b.jsonl:",
+        "1 lr=3  eval_loss 2",
+        "2 lr=1  eval_loss 3",
+        "data=a.jsonl:",
+        "1 lr=2  eval_loss 1",
+    ]
+    assert best_text(ends, {}) == "No best of all: eval_loss on different data is not compared."
+    alone = rank_trials(ends[:2], {})
+    assert alone is not None
+    assert ranking_lines(alone, "/f") == [], "each has data of its own, so there is nothing to rank"
+    mute = rank_trials([ends[0], end(2, measured_on=on[1]), ends[2]], {})
+    assert mute is not None
+    assert mute.best is not None, "one without the metric sets nobody apart"
+    same = rank_trials([ends[0], ends[2]], {})
+    assert same is not None
+    assert same.best is not None
+    assert same.best.n == 3
 
 
 def test_the_end_says_how_many_how_long_how_quickly_and_how_much() -> None:
@@ -109,11 +146,13 @@ def test_one_that_diverged_says_that_the_others_go_on() -> None:
     assert "unaffected" not in trial_text({**fields, "cause": "user"}, titles, "/", others=7)
 
 
-def entry(label: str, val: float | None = None, avg: float | None = None) -> Entry:
+def entry(label: str, val: float | None = None, avg: float | None = None, **measured_on: Any) -> Entry:
     return Entry(
+        n=ord(label),
         label=label,
         file="a.toml",
         checkpoint=f"/c/{label}/best",
+        measured_on={"data": "sums", "max_seq_len": None, **measured_on},
         epoch=2,
         train_loss=1.0,
         val_loss=val,
@@ -126,8 +165,28 @@ def entry(label: str, val: float | None = None, avg: float | None = None) -> Ent
 
 def test_a_board_is_ascending_by_validation_loss_else_average_loss_from_one() -> None:
     rows = ranked([entry("c"), entry("b", 1.4), entry("d", float("nan")), entry("a", avg=1.2), entry("e", 1.5, 0.1)])
-    assert [(place, one.label) for place, one in rows] == [(1, "a"), (2, "b"), (3, "e"), (4, "c"), (5, "d")]
-    lines = board_lines(rows[:2], 120, names_files=False)
+    assert [(one.place, one.entry.label) for one in rows] == [(1, "a"), (2, "b"), (3, "e"), (4, "c"), (5, "d")]
+    lines = board_lines(rows[:2], 120, names_files=False, near="/f")
     assert lines[1].split() == ["1", "a", "1.2", "(average)", "1", "2", "8", "16", "1,200"]
-    assert row_as_json(*rows[1])["place"] == 1 + 1
-    assert row_as_json(*rows[1])["rank"] == 8
+    assert row_as_json(rows[1])["place"] == 1 + 1
+    assert row_as_json(rows[1])["rank"] == 8
+
+
+def test_a_board_of_different_data_says_which_and_counts_places_on_each() -> None:
+    rows = ranked([entry("a", 1.0), entry("b", 2.0, data="/f/legal.jsonl"), entry("c", 3.0)])
+    lines = board_lines(rows, 120, names_files=False, near="/f")
+    assert [line.split()[:4] for line in lines[1:]] == [
+        ["1", "a", "sums", "1"],
+        ["1", "b", "legal.jsonl", "2"],
+        ["2", "c", "sums", "3"],
+    ]
+    assert [(row_as_json(one)["place"], row_as_json(one)["place_on_data"]) for one in rows] == [(1, 1), (2, 1), (3, 2)]
+    assert [row_as_json(one)["data"] for one in rows] == ["sums", "/f/legal.jsonl", "sums"]
+
+
+def test_a_board_sets_apart_by_everything_that_losses_are_measured_on() -> None:
+    rows = ranked([entry("a", 1.0), entry("b", 2.0, max_seq_len=64), entry("c", data="chats")])
+    lines = board_lines(rows, 120, names_files=False, near="/f")
+    assert lines[0].split()[:2] == ["adapter", "max_seq_len"]
+    assert [line.split()[:3] for line in lines[1:3]] == [["1", "a", "null"], ["1", "b", "64"]]
+    assert rows[2].place_on_data == 2, "one without a loss sets nobody apart"

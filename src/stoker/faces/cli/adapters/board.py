@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stoker.config.adapters import AdapterEntry
+from stoker.config.adapters import AdapterEntry, AdaptersFile
 from stoker.config.adapters_file import Around, read_adapters
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.grammar import Grammar, Positional
-from stoker.faces.view.leaderboard import Entry, board_lines, ranked, row_as_json
+from stoker.faces.view.grounds import not_compared_text
+from stoker.faces.view.leaderboard import Entry, board_lines, grounds_of, ranked, row_as_json
 from stoker.model.errors import BadInput, Usage
+from stoker.plan.recipe import Recipe
+from stoker.worker.adapter_orders import BUNDLED_DATA, RECIPE
 
 _NAMED = 5
 
@@ -18,8 +23,9 @@ GRAMMAR = Grammar(
     "adapters board",
     about=(
         "Read the best checkpoint of every adapter that the files name (CHECKPOINT/best/metadata.json) and list them, "
-        "best first: by validation loss, by average loss where nothing was held out. Adapters that have none yet are "
-        "left out, and named below. Works while they train."
+        "best first: by validation loss, by average loss where nothing was held out. Each has its place among those "
+        "that were measured on the same: data, max_seq_len, train_on and holdout_percent, as the files say them. "
+        "Adapters that have none yet are left out, and named below. Works while they train."
     ),
     positionals=(Positional("FILE", key="files", help="adapters files", is_many=True),),
     examples=("stoker adapters board adapters.toml", "stoker adapters board first.toml second.toml --json"),
@@ -30,45 +36,67 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     """List adapters, best first."""
     if not given["files"]:
         raise Usage("whose adapters?", hint="stoker adapters board FILE …, such as stoker adapters board adapters.toml")
+    out = call.out
+    entries, missing = _looked_up(call, given["files"])
+    rows = ranked(entries)
+    for row in rows:
+        out.object(row_as_json(row))
+    if rows:
+        folder = call.parts.settings.folder
+        for line in board_lines(rows, out.columns, names_files=len(given["files"]) > 1, near=folder):
+            out.line(line)
+    else:
+        out.line("no adapter has a checkpoint yet")
+    grounds = grounds_of(entries)
+    if len(grounds) > 1:
+        out.note(f"note: {not_compared_text('loss', grounds)}: each has its place among its like")
+    if missing:
+        out.note(f"note: without a checkpoint: {_missing_text(missing, names_files=len(given['files']) > 1)}")
+    return 0
+
+
+def _looked_up(call: Call, names: Sequence[str]) -> tuple[list[Entry], list[tuple[str, str]]]:
+    """Give the adapters of files that have a best checkpoint, and file and label of those that have none."""
     from stoker.cookbooks.language.records import best_folder
 
-    out = call.out
+    recipe = call.parts.catalogue.load(RECIPE)
     entries: list[Entry] = []
-    missing: list[str] = []
-    for name in given["files"]:
+    missing: list[tuple[str, str]] = []
+    for name in names:
         # Whether its data is still there, or its values are right, does not matter here.
         file = read_adapters(name, call.path(name), Around(data=None))
         for adapter in file.adapters:
             folder = best_folder(Path(adapter.checkpoint))
             if not folder.is_dir():
-                missing.append(adapter.label)
+                missing.append((name, adapter.label))
                 continue
             try:
-                entries.append(_entry(name, adapter, folder))
+                measured_on = _measured_on(recipe, file, adapter)
+                entries.append(_entry(len(entries) + 1, name, adapter, measured_on, folder))
             except BadInput as error:
-                out.note(f"note: {adapter.label} is left out: {error}")
-    rows = ranked(entries)
-    for place, entry in rows:
-        out.object(row_as_json(place, entry))
-    if rows:
-        for line in board_lines(rows, out.columns, names_files=len(given["files"]) > 1):
-            out.line(line)
-    else:
-        out.line("no adapter has a checkpoint yet")
-    if missing:
-        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-        out.note(f"note: without a checkpoint: {', '.join(missing[:_NAMED])}{more}")
-    return 0
+                call.out.note(f"note: {adapter.label} is left out: {error}")
+    return entries, missing
 
 
-def _entry(file: str, adapter: AdapterEntry, folder: Path) -> Entry:
+def _missing_text(missing: Sequence[tuple[str, str]], *, names_files: bool) -> str:
+    """Name some of the adapters that have no checkpoint; where there are several files, by their files."""
+    labels: dict[str, list[str]] = {}
+    for file, label in missing[:_NAMED]:
+        labels.setdefault(f"{file}: " if names_files else "", []).append(label)
+    more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+    return "; ".join(f"{file}{', '.join(those)}" for file, those in labels.items()) + more
+
+
+def _entry(n: int, file: str, adapter: AdapterEntry, measured_on: Mapping[str, Any], folder: Path) -> Entry:
     from stoker.cookbooks.language.records import read_metadata
 
     found = read_metadata(folder)
     return Entry(
+        n=n,
         label=adapter.label,
         file=file,
         checkpoint=str(folder),
+        measured_on=measured_on,
         epoch=int(found["epoch"]),
         train_loss=found["train_loss"],
         val_loss=found["val_loss"],
@@ -77,3 +105,17 @@ def _entry(file: str, adapter: AdapterEntry, folder: Path) -> Entry:
         alpha=float(found["alpha"]),
         global_step=int(found["global_step"]),
     )
+
+
+def _measured_on(recipe: Recipe, file: AdaptersFile, adapter: AdapterEntry) -> dict[str, Any]:
+    """Say over what an adapter's losses are, as far as its file says it, else by the recipe's defaults."""
+    said = {**file.shared, **adapter.values, "data": _data_of(adapter)}
+    # What isn't right stays as it was written.
+    known, _ = recipe.args.check(said, owner=recipe.name)
+    return recipe.args.measured_on({**said, **known})
+
+
+def _data_of(adapter: AdapterEntry) -> str:
+    """Say where an adapter's examples lie, or what they are called if they are bundled."""
+    name = os.path.basename(adapter.data)
+    return name if name in BUNDLED_DATA and not os.path.exists(adapter.data) else adapter.data

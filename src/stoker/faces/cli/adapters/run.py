@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from stoker.faces.cli.bringing import Bringing
@@ -12,17 +11,14 @@ from stoker.faces.cli.run import carry_out, nodes_to_rerun, running, words_of
 from stoker.model.errors import Usage
 from stoker.worker.adapter_orders import order_adapters
 from stoker.worker.continuing import go_on
-from stoker.worker.ordering import Order
-
-_NAMED = 5
 
 GRAMMAR = Grammar(
     "adapters run",
     about=(
         "Train the adapters of a file over one base, in one process, as many at once as memory allows. Each has a "
         "label, data, checkpoints and settings of its own; one that ends, or fails, leaves the others as they are. "
-        "Results lie in stoker-out/NAME/LABEL, the best one also in stoker-out/NAME/best; checkpoints in the folders "
-        "that the file names. The same command goes on after an interruption."
+        "Results lie in stoker-out/NAME/LABEL, the best one also in stoker-out/NAME/best if all were measured on the "
+        "same data; checkpoints in the folders that the file names. The same command goes on after an interruption."
     ),
     positionals=(
         Positional("FILE", key="file", help="the adapters, in TOML or YAML: [[adapter]] with data and checkpoint"),
@@ -58,18 +54,4 @@ def perform(call: Call, given: dict[str, Any]) -> int:
         return 0
     nodes = nodes_to_rerun(order.plan, words_of(given["rerun"]))
     going_on = go_on(order, call.parts.cache, call.sweeps_folder(), afresh=bool(nodes))
-    code = carry_out(call, order, going_on, given, nodes, bringing)
-    if code == 0 and not given["dry_run"]:
-        _note_missing(call, order)
-    return code
-
-
-def _note_missing(call: Call, order: Order) -> None:
-    """Name adapters whose results were known, so that nobody wrote the checkpoints that the file wants."""
-    from stoker.cookbooks.language.records import BEST
-
-    missing = [one.label for one in order.trials if not os.path.isdir(os.path.join(one.args["checkpoints"], BEST))]
-    if missing:
-        those = ", ".join(missing[:_NAMED]) + (" …" if len(missing) > _NAMED else "")
-        known = "was known, and has no checkpoint" if len(missing) == 1 else "were known, and have no checkpoints"
-        call.out.note(f"note: {those} {known} where the file says; --rerun train_lora trains again and writes them")
+    return carry_out(call, order, going_on, given, nodes, bringing)

@@ -48,5 +48,9 @@ def gathered_points(call: Call, job: FleetJob) -> tuple[Gathering, list[Gathered
 def _as_point(one: Gathered, point: JobView) -> Gathered:
     """Call a job's only trial what the sweep calls it."""
     number = int(point.name.rpartition("/")[2])
-    trial = changed(one.end.trial, number=number, label=point.label)
+    trial = one.end.trial
+    # Each machine has places of its own for data. What all points have in common does not tell them apart.
+    own = {name: trial.point[name] for name in trial.measured_on if name in trial.point}
+    measured_on = {name: trial.measured_on[name] if value is None else value for name, value in own.items()}
+    trial = changed(trial, number=number, label=point.label, measured_on=measured_on)
     return changed(one, end=changed(one.end, trial=trial))
