@@ -15,9 +15,9 @@ import pytest
 from stoker.hardware.admission import Memory
 from stoker.host.containment.choice import choose
 from stoker.model.errors import Cancelled, ContainmentUnavailable, NoSpace, OutOfMemory, ProcessLost, StageFailed
-from stoker.plan import program_watch
-from stoker.plan.program_launch import Surroundings
-from stoker.plan.program_runner import ProgramRunner
+from stoker.plan.program import watch
+from stoker.plan.program.launch import Surroundings
+from stoker.plan.program.runner import ProgramRunner
 from tests.unit.host.real_mounts import small_disk
 from tests.unit.host.real_processes import is_running, wait_until
 from tests.unit.plan.lab import TRAINER, Lab, containment, message_of, quick_folder
@@ -28,7 +28,7 @@ MIB = 2**20
 
 @pytest.fixture(autouse=True)
 def _in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program_watch, "_LAST_WORDS_S", 0.15)
+    monkeypatch.setattr(watch, "_LAST_WORDS_S", 0.15)
 
 
 @pytest.fixture

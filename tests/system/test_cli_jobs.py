@@ -57,7 +57,12 @@ def test_logs_show_what_stages_printed_and_why_one_printed_nothing(used: Shell) 
     assert used.stoker("logs", "sum/double").out == "doubling\n"
     assert used.stoker("logs", "sum/double", "--json").objects() == [{"node": "double", "line": "doubling"}]
     used.stoker("run", "toy/sum", "value=3")
-    assert "its result was known, so it did not run" in used.stoker("logs", "sum/double").err
+    silent = used.stoker("logs", "sum/double").err
+    assert "its result was known, so it did not run; where it did: stoker logs " in silent
+    assert used.stoker("logs", silent.split()[-1]).out == "doubling\n"
+    assert used.stoker("logs", "sum").err.endswith(
+        f"made earlier: stoker logs {silent.split()[-1].partition('/')[0]}\n"
+    )
     assert "did you mean 'double'?" in used.stoker("logs", "sum/duoble").err
 
 

@@ -57,6 +57,11 @@ class MemoryGate:
         killed_at = known.killed_at_bytes if known else None
         return admit(need_bytes, self._memory(), is_work_running=is_work_running, killed_at_bytes=killed_at)
 
+    def short_of_base(self, node: Node) -> str:
+        """Say why a member has no room now if it brings its base along, or give an empty text."""
+        answer = admit(node.needs.memory_bytes, self._memory())
+        return "" if isinstance(answer, Admitted) else answer.why
+
     def note(
         self,
         node: Node,

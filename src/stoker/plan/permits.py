@@ -3,7 +3,7 @@
 Because a vector is taken in one step by one loop, two stages can't each hold what the other waits for. A request for
 more cores than there are is cut down and then runs alone; one for more memory than there is was refused before it came
 here (`admitting`). What a company holds once, cores and its base, is taken with its first member and goes back with its
-last one. Devices are not counted here: all runs on the machine share them (`device_gate`).
+last one. Devices are not counted here: all runs on the machine share them (`device.gate`).
 """
 
 from __future__ import annotations

@@ -68,8 +68,9 @@ class Stage:
     """More code identity, for stages whose work is done by files outside Python."""
     together: Together | None = None
     """How its attempts share a process; nothing: each has its own."""
-    foresee: Callable[[Any], None] | None = None
-    """Reads what its arguments name, for a dry run, and raises what running would find wrong there."""
+    foresee: Callable[[Any], str | None] | None = None
+    """Reads what its arguments name, for a dry run: raises what running would find wrong there, gives what it would
+    tell of it."""
 
     @property
     def module(self) -> str:
@@ -104,7 +105,7 @@ def stage(  # noqa: PLR0913 - a declaration says everything at once
     fingerprint: Callable[[], str] | None = None,
     program: type[Kind[Any]] | None = None,
     together: Together | None = None,
-    foresee: Callable[[Any], None] | None = None,
+    foresee: Callable[[Any], str | None] | None = None,
 ) -> Callable[[Callable[..., Any]], Stage]:
     """Declare a function as a stage.
 

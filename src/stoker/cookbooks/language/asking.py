@@ -18,18 +18,12 @@ from stoker.hardware.estimate.company import (
 )
 from stoker.hardware.estimate.seating import Room, no_room, smaller
 from stoker.hardware.estimate.shape import ModelShape
-from stoker.hardware.estimate.terms import estimate
-from stoker.hardware.estimate.training import Method, Optimiser, Training, Width
 from stoker.model.errors import NoRoom
 from stoker.model.frozen import changed, frozen
 from stoker.model.resources import GIB
 from stoker.model.units import format_size
 from stoker.plan.authoring import Needs
 from stoker.plan.surroundings import surroundings
-
-_FULL_STATE_BYTES = 20
-"""Of every weight on the CPU: itself, its gradient, two moments, and a copy of the best so far."""
-
 
 _WORDS = {"adapters": "most", "rows": "batch", "sequence": "max_seq_len", "rank": "rank"}
 """What this cookbook calls a company's numbers."""
@@ -76,9 +70,9 @@ def too_large(base: FoundBase, load: Load, *, gpus: int) -> NoRoom | None:
 
     On a GPU its devices have to, else the machine's own memory. Of what nobody knows how large it is, nothing is said.
     """
-    there = _devices() if gpus else _machine()
+    there = rooms_here(gpus=gpus)
     company = _company(base.shape, load, Where.CUDA if gpus else Where.CPU)
-    return no_room(company, there, _as_asked, _WORDS, lambda: _others(load)) if there else None
+    return no_room(company, there, _as_asked, _WORDS, lambda: _shapes(load)) if there else None
 
 
 def what_fits(args: LoraArgs, room_bytes: int) -> str:
@@ -92,6 +86,11 @@ def what_fits(args: LoraArgs, room_bytes: int) -> str:
 def _as_asked(company: Company) -> CompanyEstimate:
     """Foretell as it is asked for: with what many hold once, since nobody knows how many will come."""
     return changed(estimate_company(changed(company, adapters=MANY)), adapters=company.adapters)
+
+
+def rooms_here(*, gpus: int) -> list[Room]:
+    """Give how much memory there is at the most: of each device, or else of the machine; none of what nobody knows."""
+    return _devices() if gpus else _machine()
 
 
 def _devices() -> list[Room]:
@@ -110,9 +109,13 @@ def _machine() -> list[Room]:
     return [Room(name="this machine", room_bytes=memory.most_bytes, why=why)]
 
 
-def _others(load: Load) -> dict[str, ModelShape]:
+def _shapes(load: Load) -> dict[str, ModelShape]:
+    return {name: one.shape for name, one in bases_at_hand(load).items()}
+
+
+def bases_at_hand(load: Load) -> dict[str, FoundBase]:
     """Give the bases at hand that read rows of such a length."""
-    return {name: one.shape for name, one in bases_here().items() if one.positions >= load.tokens}
+    return {name: one for name, one in bases_here().items() if one.positions >= load.tokens}
 
 
 def lora_needs(base: FoundBase, load: Load, *, gpus: int, most: int = 0) -> Needs:
@@ -139,23 +142,6 @@ def sample_needs(base: FoundBase, load: Load, *, gpus: int) -> Needs:
     one = changed(load, rows=1)
     total_gib = member_needs(base.shape, one, Where.CUDA if gpus else Where.CPU).total_bytes / GIB
     return Needs(gpu=gpus, vram_gib=total_gib, shares=True) if gpus else Needs(memory_gib=total_gib)
-
-
-def full_needs(base: FoundBase, load: Load, *, gpus: int) -> Needs:
-    """Give what a training of every weight asks."""
-    if not gpus:
-        one = member_needs(base.shape, load, Where.CPU)
-        return Needs(memory_gib=(one.total_bytes + base.shape.parameters * _FULL_STATE_BYTES) / GIB)
-    training = Training(
-        shape=base.shape,
-        method=Method.FULL,
-        batch=load.rows,
-        sequence=load.tokens,
-        dtype=Width.FP32,
-        autocast=Width.BF16 if load.dtype == "bfloat16" else None,
-        optimiser=Optimiser.ADAMW_FUSED,
-    )
-    return Needs(gpu=gpus, vram_gib=estimate(training).total_bytes / GIB, shares=True)
 
 
 def reading_needs(base: FoundBase) -> Needs:

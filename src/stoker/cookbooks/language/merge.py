@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from stoker.cookbooks.language.kinds import Model
 from stoker.cookbooks.language.settings import BaseArgs, Dtype
@@ -18,23 +19,31 @@ class MergeArgs(BaseArgs):
     dtype: Dtype = arg("auto", help="what the weights are kept in; auto: as in the base")
 
 
-@stage("language/merge_weights", version=1, uses=("safetensors", "torch"))
+def told_of_base(args: MergeArgs) -> str | None:
+    """Say over which base the adapter was trained, if that is another than the one it is put into."""
+    from stoker.cookbooks.language.bases import read_base
+    from stoker.cookbooks.language.finding import is_another_base
+    from stoker.cookbooks.language.foreign_files import shown
+    from stoker.cookbooks.language.peft_layout import read_config
+
+    trained_over = read_config(Path(args.adapter)).get("base_model_name_or_path")
+    if not is_another_base(trained_over, read_base(Path(args.base), name=args.base_name, use="merged")):
+        return None
+    return f"the adapter was trained over {shown(str(trained_over))}, this is {args.base_name}"
+
+
+@stage("language/merge_weights", version=1, uses=("safetensors", "torch"), foresee=told_of_base)
 def merge_weights(job: StageContext, args: MergeArgs) -> Model:
     """Add an adapter to the matrices it stands beside; the result needs no adapter any more."""
-    from pathlib import Path
-
     import torch
 
     from stoker.cookbooks.language.engine.shapes import EMBEDDING
-    from stoker.cookbooks.language.finding import is_another_base
-    from stoker.cookbooks.language.foreign_files import shown
     from stoker.cookbooks.language.full.files import base_at, read_weights, write_model
-    from stoker.cookbooks.language.peft_layout import read_adapter, read_config
+    from stoker.cookbooks.language.peft_layout import read_adapter
 
     base = base_at(args.base, args.base_name, use="merged")
-    trained_over = read_config(Path(args.adapter)).get("base_model_name_or_path")
-    if is_another_base(trained_over, base):
-        job.tell(f"the adapter was trained over {shown(str(trained_over))}, this is {base.name}")
+    if told := told_of_base(args):
+        job.tell(told)
     adapter = read_adapter(Path(args.adapter))
     weights = read_weights(base)
     # Not of whichever comes first: a stranger's file may hold integers, too.

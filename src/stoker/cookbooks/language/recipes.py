@@ -15,10 +15,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from stoker.cookbooks.language.asking import Load, full_needs, lora_needs, reading_needs, sample_needs, too_large
+from stoker.cookbooks.language.asking import Load, lora_needs, reading_needs, sample_needs, too_large
 from stoker.cookbooks.language.bases import CONFIG, FoundBase
 from stoker.cookbooks.language.checking import Checking
 from stoker.cookbooks.language.finding import outline_of
+from stoker.cookbooks.language.full.asking import Whole, full_needs, full_too_large
 from stoker.cookbooks.language.kinds import Model, Report
 from stoker.cookbooks.language.merge import MergeArgs, merge_weights
 from stoker.cookbooks.language.peft_layout import adapter_files
@@ -43,6 +44,7 @@ from stoker.cookbooks.language.sharing import shared_by_lora
 from stoker.cookbooks.language.tokenise import TokeniseArgs, layout_of, tokenise
 from stoker.cookbooks.language.train_full import train_full
 from stoker.cookbooks.language.train_lora import train_lora
+from stoker.model.errors import NoRoom
 from stoker.model.frozen import changed, frozen
 from stoker.plan.authoring import Category, InputPath, Plan, PlanBuilder, Tip, arg, recipe
 from stoker.plan.surroundings import surroundings
@@ -111,7 +113,7 @@ def full(args: FullRecipeArgs) -> Plan:
         packing=args.packing,
     )
     gpus = _gpus(args)
-    needs = full_needs(base, wanted.load, gpus=gpus)
+    needs = full_needs(_whole(args, base, wanted.load), gpus=gpus)
     model = _tokenised(FULL, args, wanted).then(train_full, settings, needs=needs)
     if not args.samples:
         return model.then(report_full).finish(keep=(model,))
@@ -157,10 +159,7 @@ def _lora(args: LoraRecipeArgs) -> _Wanted:
     gpus = _gpus(args)
     dtype = settled_dtype(args.dtype, on_gpu=gpus > 0)
     load = Load(rank=args.rank, targets=targets, rows=args.batch, tokens=length, dtype=dtype)
-    short = too_large(base, load, gpus=gpus)
-    if short is not None:
-        checking.note("gpus" if gpus else "base", short.message, short.hint)
-        checking.refuse()
+    _refuse_too_large(checking, too_large(base, load, gpus=gpus), gpus)
     return _Wanted(base=_called(base, args.base_name), data=data, load=load)
 
 
@@ -171,9 +170,21 @@ def _full(args: FullRecipeArgs) -> _Wanted:
     length = checking.length(args.max_seq_len, known) if known is not None else 0
     checking.refuse()
     assert base is not None  # noqa: S101 - refused above
-    dtype = settled_dtype(args.dtype, on_gpu=_gpus(args) > 0)
+    gpus = _gpus(args)
+    dtype = settled_dtype(args.dtype, on_gpu=gpus > 0)
     load = Load(rank=1, targets=(ALL_LINEAR,), rows=args.batch, tokens=length, dtype=dtype)
+    _refuse_too_large(checking, full_too_large(_whole(args, base, load), gpus=gpus), gpus)
     return _Wanted(base=_called(base, args.base_name), data=data, load=load)
+
+
+def _whole(args: FullRecipeArgs, base: FoundBase, load: Load) -> Whole:
+    return Whole(base=base, load=load, accumulate=args.accumulate, is_packed=args.packing)
+
+
+def _refuse_too_large(checking: Checking, short: NoRoom | None, gpus: int) -> None:
+    if short is not None:
+        checking.note("gpus" if gpus else "base", short.message, short.hint)
+        checking.refuse()
 
 
 def _called(base: FoundBase, name: str) -> FoundBase:

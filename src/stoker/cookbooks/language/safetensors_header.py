@@ -23,7 +23,12 @@ SINGLE: Final = "model.safetensors"
 """What a folder calls the only file of its weights."""
 INDEX: Final = "model.safetensors.index.json"
 """Or, where there are several, the file that says which tensor lies in which."""
-_LONGEST_HEADER_BYTES = 100_000_000
+SHARD_BYTES: Final = 5 * 10**9
+"""The largest file of weights that is written, as the hub has them."""
+# Of one file. The largest mixtures of experts have as many in all (384 experts of three matrices with their scales, in
+# 60 layers, are 138,000), in dozens of files; what can be trained here has some thousand. So many are read in a second.
+_MOST_TENSORS = 100_000
+_LONGEST_HEADER_BYTES = 200 * _MOST_TENSORS
 _WIDTHS = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2,
     "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1,
@@ -91,15 +96,11 @@ def _read(file: BinaryIO) -> Header:
     if len(first) < 8:
         raise DamagedHeader(f"it has {len(first)} bytes, too few for a header")
     length = struct.unpack("<Q", first)[0]
-    if length > _LONGEST_HEADER_BYTES or 8 + length > size:
+    if 8 + length > size:
         raise DamagedHeader(f"its header of {length:,} bytes does not fit into its {size:,}")
-    try:
-        told = json.loads(file.read(length))
-    except (ValueError, RecursionError):
-        raise DamagedHeader("its header is no JSON") from None
-    if not isinstance(told, dict):
-        raise DamagedHeader("its header is no table of tensors")
-    tensors = {name: _tensor(name, one, 8 + length) for name, one in told.items() if name != "__metadata__"}
+    if length > _LONGEST_HEADER_BYTES:
+        raise DamagedHeader(f"its header has {length:,} bytes, and {_LONGEST_HEADER_BYTES:,} are the most that is read")
+    tensors = {name: _tensor(name, one, 8 + length) for name, one in _table(file.read(length)).items()}
     last = 8 + length
     for name, one in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if one.begin != last:
@@ -110,12 +111,30 @@ def _read(file: BinaryIO) -> Header:
     return Header(tensors=tensors, size_bytes=size)
 
 
+def _table(text: bytes) -> dict[str, Any]:
+    """Give what a header says of each tensor, as it says it."""
+    try:
+        # From bytes it would take UTF-16, too.
+        told = json.loads(text.decode())
+    except UnicodeDecodeError:
+        raise DamagedHeader("its header is not UTF-8") from None
+    except (ValueError, RecursionError):
+        raise DamagedHeader("its header is no JSON") from None
+    if not isinstance(told, dict):
+        raise DamagedHeader("its header is no table of tensors")
+    told.pop("__metadata__", None)
+    # Before each is looked at, which is what takes long.
+    if len(told) > _MOST_TENSORS:
+        raise DamagedHeader(f"its header lists more than {_MOST_TENSORS:,} tensors, as no model has them in one file")
+    return told
+
+
 def _tensor(name: str, told: Any, data: int) -> Tensor:
     try:
         dtype, shape, (begin, end) = told["dtype"], tuple(told["shape"]), told["data_offsets"]
         numbers = (*shape, begin, end)
-        is_plain = len(shape) <= _MOST_AXES and all(type(one) is int and 0 <= one <= _LARGEST for one in numbers)
-        is_plain = is_plain and isinstance(dtype, str)
+        is_plain = len(shape) <= _MOST_AXES and set(map(type, numbers)) == {int} and isinstance(dtype, str)
+        is_plain = is_plain and min(numbers) >= 0 and max(numbers) <= _LARGEST
     except (TypeError, KeyError, ValueError):
         is_plain, dtype, shape, begin, end = False, "", (), 0, 0
     if not is_plain or begin > end or (dtype in _WIDTHS and end - begin != prod(shape) * _WIDTHS[dtype]):

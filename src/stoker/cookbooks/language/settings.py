@@ -136,13 +136,21 @@ class DataArgs:
     data: str = arg(
         "sums",
         help="a JSONL file of {text}, {prompt, completion} or {messages}; or one that is bundled: sums, chats, lines",
+        measured_on=True,
     )
     max_seq_len: int | None = arg(
-        None, help=f"tokens of the longest row; null: {DEFAULT_TOKENS}, or what the base allows", ge=2
+        None,
+        help=f"tokens of the longest row; null: {DEFAULT_TOKENS}, or what the base allows",
+        ge=2,
+        measured_on=True,
     )
     packing: bool = arg(False, help="put several short examples into one row")
-    train_on: TrainOn = arg("completion", help="learn answers alone, or prompts too; plain text is learned as a whole")
-    holdout_percent: float = arg(5.0, help="share of examples, at least one, held out for the evaluation", gt=0, le=50)
+    train_on: TrainOn = arg(
+        "completion", help="learn answers alone, or prompts too; plain text is learned as a whole", measured_on=True
+    )
+    holdout_percent: float = arg(
+        5.0, help="share of examples, at least one, held out for the evaluation", gt=0, le=50, measured_on=True
+    )
     gpus: int | None = arg(
         None, help="1: on a GPU; 0: on the CPU; null: on a GPU if there is one", ge=0, le=1, runtime=True
     )

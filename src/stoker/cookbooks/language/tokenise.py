@@ -96,4 +96,5 @@ def _told(facts: ExampleFacts) -> str:
     cut = f", {facts['cut']:,} cut at {facts['max_seq_len']:,} tokens" if facts["cut"] else ""
     percent = 100 * facts["held_out"] / max(1, facts["examples"])
     held = f"{percent:.0f} %" if percent >= 1 else f"{percent:.1g} %"
-    return f"{facts['examples']:,} examples, {facts['tokens']:,} tokens{cut} · {held} held out"
+    examples = f"{facts['examples']:,} example{'' if facts['examples'] == 1 else 's'}"
+    return f"{examples}, {facts['tokens']:,} tokens{cut} · {held} held out"

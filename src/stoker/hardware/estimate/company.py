@@ -183,8 +183,13 @@ def estimate_company(
     """
     refuse_no_adapters(company.shape, company.targets)
     passing = company.passing
-    base = [_weights(company), _loss(company, passing), _process(company, context_bytes, gpu)]
+    base = [_weights(company), _process(company, context_bytes, gpu)]
     member = [_adapter(company)]
+    once, each = _loss(company, passing, company.adapters), _loss(company, passing, 1)
+    if _is_less_for_each(company, once, each):
+        member.append(each)
+    else:
+        base.insert(1, once)
     (member if company.is_synchronized else base).extend(_step(company, passing))
     if correction is not None:
         member.append(calibration_term(member, correction))
@@ -243,10 +248,20 @@ def _weights(company: Company) -> Term:
     return Term(name="weights", size_bytes=count * company.dtype.bytes, why=why)
 
 
-def _loss(company: Company, passing: Passing) -> Term:
+def _is_less_for_each(company: Company, once: Term, each: Term) -> bool:
+    """Say whether the loss is better counted with each member than once for all: both are enough for any number.
+
+    A chunk is larger than what all members of a toy's vocabulary bring, let alone one of them.
+    """
+    # On a GPU what is fitted was fitted to what is held once.
+    may_be = company.where is Where.CPU and company.is_synchronized
+    return may_be and company.adapters * each.size_bytes < once.size_bytes
+
+
+def _loss(company: Company, passing: Passing, adapters: int) -> Term:
     """Give the loss as far as it takes more than what has its turn after it: the backward pass of one member."""
     shape = company.shape
-    tokens = company.tokens * (company.adapters if company.is_synchronized else 1)
+    tokens = company.tokens * (adapters if company.is_synchronized else 1)
     size_bytes = loss_bytes(shape, company.dtype, tokens, is_compiled=company.compiles)
     chunk = min(tokens, chunk_tokens(shape))
     why = f"{chunk:,} tokens at a time × {shape.vocabulary:,} words, never all logits"

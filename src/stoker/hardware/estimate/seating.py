@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, repeat, takewhile
+from itertools import accumulate, islice, repeat, takewhile
 
 from stoker.hardware.estimate.company import Company, CompanyEstimate, estimate_company
 from stoker.hardware.estimate.shape import ModelShape
@@ -13,7 +13,8 @@ from stoker.model.errors import NoRoom
 from stoker.model.frozen import changed, frozen
 from stoker.model.units import format_size
 
-_STEP_TOKENS = 64
+STEP_TOKENS = 64
+"""Between lengths that are worth a try."""
 WORDS: Mapping[str, str] = {"adapters": "adapters", "rows": "batch", "sequence": "max_seq_len", "rank": "rank"}
 """What recipes call a company's numbers."""
 _MOST_BASES = 3
@@ -68,11 +69,11 @@ def smaller(
         found = [
             Smaller(change=f"{said}{words[field]}={value} (instead of {getattr(company, field)})", total_bytes=taken)
             for field, values in _smaller_values(start).items()
-            for value, taken in _largest_fit(room_bytes, start, foretell, field, values)
+            for value, taken in largest_fit(room_bytes, values, _taking(start, foretell, field))
         ]
         if found:
             return tuple(found)
-    least = {"adapters": 1, "rows": 1, "sequence": min(company.sequence, _STEP_TOKENS), "rank": 1}
+    least = {"adapters": 1, "rows": 1, "sequence": min(company.sequence, STEP_TOKENS), "rank": 1}
     taken = foretell(changed(company, **least)).total_bytes
     if taken > room_bytes:
         return ()
@@ -84,15 +85,23 @@ def smaller_bases(
     room_bytes: int, company: Company, bases: Mapping[str, ModelShape], foretell: Foretell = estimate_company
 ) -> tuple[Smaller, ...]:
     """Give the bases, the largest first, over which the same company would fit, if all it adapts is there."""
-    fitting = []
-    for name, shape in sorted(bases.items(), key=lambda one: (-one[1].parameters, one[0])):
-        adapted = targeted(shape, company.targets)
+
+    def takes(name: str) -> int | None:
+        adapted = targeted(bases[name], company.targets)
         if not adapted or company.rank > min(min(one.inputs, one.outputs) for one in adapted):
-            continue
-        taken = foretell(changed(company, shape=shape)).total_bytes
-        if taken <= room_bytes:
-            fitting.append(Smaller(change=f"base={name}", total_bytes=taken))
-    return tuple(fitting[:_MOST_BASES])
+            return None
+        return foretell(changed(company, shape=bases[name])).total_bytes
+
+    return bases_that_fit(room_bytes, bases, takes)
+
+
+def bases_that_fit(
+    room_bytes: int, bases: Mapping[str, ModelShape], takes: Callable[[str], int | None]
+) -> tuple[Smaller, ...]:
+    """Give the largest of some bases with which something fits; `takes` says nothing of one that is no choice."""
+    names = sorted(bases, key=lambda name: (-bases[name].parameters, name))
+    fitting = ((name, taken) for name in names if (taken := takes(name)) is not None and taken <= room_bytes)
+    return tuple(Smaller(change=f"base={name}", total_bytes=taken) for name, taken in islice(fitting, _MOST_BASES))
 
 
 def no_room(
@@ -108,43 +117,63 @@ def no_room(
     """
     alone = changed(company, adapters=1)
     told = foretell(alone)
-    largest = max(rooms, key=lambda one: one.room_bytes, default=None)
-    if largest is not None and told.total_bytes <= largest.room_bytes:
-        return None
     needs = told.needs
     numbers = (
         f"one adapter takes {format_size(told.total_bytes)}: {format_size(needs.base_bytes)} for the base and "
         f"{format_size(needs.member_bytes)} of its own"
     )
+
+    def fitting(room_bytes: int) -> tuple[Smaller, ...]:
+        found = smaller(room_bytes, alone, foretell, words)
+        return found or smaller_bases(room_bytes, alone, bases(), foretell)
+
+    return refusal(numbers, told.total_bytes, rooms, fitting, "even the base is too large: take a smaller one")
+
+
+def refusal(
+    numbers: str,
+    needed_bytes: int,
+    rooms: Sequence[Room],
+    fitting: Callable[[int], Sequence[Smaller]],
+    otherwise: str,
+) -> NoRoom | None:
+    """Give the error for work that none of these has room for; nothing if one has.
+
+    `numbers` say what it takes, `fitting` what would fit into so much, and `otherwise` what to do if nothing would.
+    """
+    largest = max(rooms, key=lambda one: one.room_bytes, default=None)
     if largest is None:
         return NoRoom(f"{numbers}, and there is no device", hint="stoker doctor shows what is here")
+    if needed_bytes <= largest.room_bytes:
+        return None
     has = f"{largest.name} has {format_size(largest.room_bytes)}{f' ({largest.why})' if largest.why else ''}"
-    fitting = smaller(largest.room_bytes, alone, foretell, words)
-    fitting = fitting or smaller_bases(largest.room_bytes, alone, bases(), foretell)
-    hint = f"would fit: {'; '.join(map(str, fitting))}" if fitting else "even the base is too large: take a smaller one"
+    found = fitting(largest.room_bytes)
+    hint = f"would fit: {'; '.join(map(str, found))}" if found else otherwise
     most = "" if len(rooms) == 1 else ", the most of any"
-    return NoRoom(
-        f"{numbers}; {has}{most}", hint=hint, needed_bytes=told.total_bytes, devices=[one.name for one in rooms]
-    )
+    return NoRoom(f"{numbers}; {has}{most}", hint=hint, needed_bytes=needed_bytes, devices=[one.name for one in rooms])
+
+
+def largest_fit(room_bytes: int, values: Sequence[int], takes: Callable[[int], int]) -> Iterator[tuple[int, int]]:
+    """Give the largest of some values, in order, with which something fits, and what it takes then."""
+    place = bisect_right(values, room_bytes, key=takes)
+    if place:
+        yield values[place - 1], takes(values[place - 1])
+
+
+def fewer_tokens(tokens: int) -> Sequence[int]:
+    """Give the shorter lengths that are worth a try."""
+    return range(STEP_TOKENS, tokens, STEP_TOKENS)
 
 
 def _smaller_values(company: Company) -> dict[str, Sequence[int]]:
     return {
         "adapters": range(1, company.adapters),
         "rows": range(1, company.rows),
-        "sequence": range(_STEP_TOKENS, company.sequence, _STEP_TOKENS),
+        "sequence": fewer_tokens(company.sequence),
         "rank": [2**power for power in range(company.rank.bit_length()) if 2**power < company.rank],
     }
 
 
-def _largest_fit(
-    room_bytes: int, company: Company, foretell: Foretell, field: str, values: Sequence[int]
-) -> Iterator[tuple[int, int]]:
-    """Give the largest of some values, in order, with which a company fits, and what it takes then."""
-
-    def takes(value: int) -> int:
-        return foretell(changed(company, **{field: value})).total_bytes
-
-    place = bisect_right(values, room_bytes, key=takes)
-    if place:
-        yield values[place - 1], takes(values[place - 1])
+def _taking(company: Company, foretell: Foretell, field: str) -> Callable[[int], int]:
+    """Give what a company takes with another value of one of its numbers."""
+    return lambda value: foretell(changed(company, **{field: value})).total_bytes

@@ -21,14 +21,15 @@ from stoker.host.door import Door
 from stoker.host.identity import Liveness, is_alive
 from stoker.host.log_file import LogFile
 from stoker.model.clock import Clock
-from stoker.model.errors import ArgsFaults, Fault, NoPermission, ProcessLost, StokerError
+from stoker.model.errors import ArgsFaults, NoPermission, ProcessLost, StokerError
+from stoker.model.faults import Fault
 from stoker.model.retry import Cause
 from stoker.model.units import format_duration
 from stoker.plan.company.founding import CompanySettings, begin_company, company_name
 from stoker.plan.company.greeting import ComeAgain, Greeted, Unanswered, be_greeted
 from stoker.plan.company.words import Frames, LastWords, framed, is_ready, read_last_words, receive
 from stoker.plan.process_runner import as_request
-from stoker.plan.program_end import out_of_memory
+from stoker.plan.program.end import out_of_memory
 from stoker.plan.runner import Attempt, Failed, Finished, Usage, Work
 from stoker.plan.stage import Stage
 from stoker.plan.stays import read_stay
@@ -174,12 +175,16 @@ class _Member:
                     self._link = None
 
     def _give_up(self, mark: str) -> None:
-        """Take away the door of that opening: the next company found is another. Raises `ProcessLost` on a device."""
+        """Take away the door of that opening: the next company found is another.
+
+        Raises `ProcessLost` where a second base has no room: on a device, where it is in no ledger, or in memory.
+        """
         waited = f"has not answered for {format_duration(self._settings.answer_s)}"
-        if self._work.devices:
-            # A second base beside the first is in no ledger.
+        short = "" if self._work.devices else self._work.short_of_base()
+        if self._work.devices or short:
             hint = "somebody may have stopped its process, stoker-company: kill -CONT lets it go on, kill -9 ends it"
-            raise ProcessLost(f"its company {waited}: {self._door.path}", hint=hint)
+            beside = f", and there is no room for another: {short}" if short else f": {self._door.path}"
+            raise ProcessLost(f"its company {waited}{beside}", hint=hint)
         self._note(f"the company at {self._door.path} {waited}: another one is begun")
         self._door.take_away(mark)
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cookbooks.language import bases, bundled
+from stoker.cookbooks.language import bases, bundled, safetensors_header
 from stoker.cookbooks.language.bases import base_word, read_base
 from stoker.cookbooks.language.bundled import TinyShape, bundled_base, data_lines, write_base
 from stoker.cookbooks.language.finding import find_base, lacking, outline_of
-from stoker.cookbooks.language.safetensors_header import Header, read_header
+from stoker.cookbooks.language.safetensors_header import DamagedHeader, Header, read_header
 from stoker.model.errors import BadInput, Damaged, NoPermission, NoSpace, StokerError
 from stoker.plan.surroundings import Surroundings, surrounded_by
 
@@ -172,6 +172,33 @@ def test_a_damaged_weight_file_is_named(base, content, words):
     message = _why(base, Damaged)
     assert "model.safetensors is damaged: " in message
     assert words in message
+
+
+def test_a_header_that_would_take_long_is_refused_before_it_is_taken_apart(base, monkeypatch):
+    monkeypatch.setattr(safetensors_header, "json", None)
+    with (base / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", 20_000_001))
+        file.truncate(8 + 20_000_001)
+    assert "its header has 20,000,001 bytes, and 20,000,000 are the most that is read" in _why(base, Damaged)
+
+
+def test_tensors_are_counted_before_they_are_looked_at_and_braces_are_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(safetensors_header, "_MOST_TENSORS", 3)
+    path = tmp_path / "some.safetensors"
+    told: dict[str, object] = {name: {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for name in "abc"}
+    path.write_bytes(_with_header({**told, "__metadata__": {"said": "{" * 10}}))
+    assert set(read_header(path).tensors) == set("abc")
+    path.write_bytes(_with_header({**told, "d": "no tensor"}))
+    with pytest.raises(DamagedHeader, match="its header lists more than 3 tensors"):
+        read_header(path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "utf-8-sig"])
+def test_a_header_in_another_encoding_than_the_formats_is_damaged(tmp_path, encoding):
+    text = json.dumps({"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}).encode(encoding)
+    (tmp_path / "some.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
+    with pytest.raises(DamagedHeader, match="its header is no"):
+        read_header(tmp_path / "some.safetensors")
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "part.safetensors"])

@@ -14,6 +14,7 @@ from stoker.cookbooks.language.engine.adapters import Adapter, AdapterSpec, fres
 from stoker.cookbooks.language.engine.bases import Base, load_base  # noqa: E402
 from stoker.cookbooks.language.engine.slots import Slots  # noqa: E402
 from stoker.cookbooks.language.finding import find_base, is_another_base  # noqa: E402
+from stoker.cookbooks.language.merge import told_of_base  # noqa: E402
 from stoker.cookbooks.language.peft_layout import read_adapter, write_adapter  # noqa: E402
 from stoker.model.errors import ArgsFaults, BadInput  # noqa: E402
 from stoker.model.frozen import changed  # noqa: E402
@@ -184,8 +185,14 @@ def test_another_base_than_the_adapter_names_is_told_and_another_way_to_the_same
 
     def told(name: str, **given: str) -> list[str]:
         said: list[dict[str, Any]] = []
-        run_node(compiled("merge", adapter=str(folder), **given), "merge_weights", tmp_path / name, said=said)
-        return [one["told"] for one in said if "told" in one]
+        plan = compiled("merge", adapter=str(folder), **given)
+        run_node(plan, "merge_weights", tmp_path / name, said=said)
+        found = [one["told"] for one in said if "told" in one]
+        node = plan.node("merge_weights")
+        assert node.stage.foresee is told_of_base
+        foreseen = told_of_base(node.stage.args.make(node.args))
+        assert [foreseen] * bool(foreseen) == found, "a dry run says the same"
+        return found
 
     assert told("another", base=str(other)) == ["the adapter was trained over tiny, this is other"]
     assert told("same", base="tiny") == told("copy", base=str(copied)) == []

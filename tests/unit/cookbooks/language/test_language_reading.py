@@ -68,6 +68,7 @@ def test_content_in_parts_of_text_is_joined(tmp_path):
     ("line", "words"),
     [
         ("{", "no JSON"),
+        ('{"text": "a\tb"}', "no JSON: Invalid control character at character 12"),
         ("[1, 2]", "a list, not an object"),
         ('"text"', "a text, not an object"),
         ("null", "null, not an object"),

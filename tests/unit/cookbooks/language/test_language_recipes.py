@@ -10,15 +10,19 @@ import pytest
 
 from stoker.cookbooks.language import COOKBOOK
 from stoker.cookbooks.language.bundled import TinyShape, bundled_base, write_base
+from stoker.cookbooks.language.recipes import LoraRecipeArgs
 from stoker.cookbooks.language.train_lora import train_lora
 from stoker.hardware.admission import Admitted, Memory, NotNow, admit
+from stoker.hardware.estimate.terms import context_bytes_of
 from stoker.model import json_text
 from stoker.model.frozen import changed
 from stoker.plan.admitting import hint_of_less
+from stoker.plan.args import ArgsSchema
 from stoker.plan.authoring import ArgsFaults
 from stoker.plan.code_identity import CodeIdentity
 from stoker.plan.distributions import missing_of
 from stoker.plan.surroundings import Surroundings, surrounded_by
+from stoker.worker.grounds import settled
 from tests.unit.cookbooks.language.walked_language import compiled
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -181,16 +185,61 @@ def test_what_the_machine_s_own_memory_could_never_hold_is_refused_alike(tmp_pat
     assert "max_seq_len=" in told
 
 
+def test_a_training_of_every_weight_that_has_no_room_is_refused_alike(tmp_path: Path):
+    much: dict[str, Any] = {"batch": 64, "max_seq_len": 2048}
+    with surrounded_by(on_a_machine_of(2 << 30, tmp_path)):
+        told = faults_of("full", **much)["base"]
+        assert compiled("full").node("train_full").asks is not None
+        assert compiled("full", **much, gpus=1).node("train_full").asks is not None
+    assert "training every weight takes " in told
+    assert "this machine has 1.8 GiB (of 2.0 GiB, the rest stays with the machine; " in told
+    assert "would fit: batch=" in told
+    assert "max_seq_len=" in told
+    large = write_base(tmp_path / "large", TinyShape(hidden=256, inner=512))
+    with surrounded_by(on_a_machine_of(590 << 20, tmp_path)):
+        told = faults_of("full", base=str(large), batch=1, max_seq_len=64)["base"]
+    assert "would fit: base=tiny takes " in told
+    with surrounded_by(changed(Surroundings(), count_gpus=lambda: 1, rooms=lambda: {"Small Card": 1 << 30})):
+        told = faults_of("full", **much)["gpus"]
+        assert compiled("full").node("train_full").asks is not None
+    assert "Small Card has 1.0 GiB" in told
+
+
+def test_a_training_of_every_weight_asks_for_the_context_that_such_a_device_has():
+    def asks(name: str) -> float:
+        around = changed(Surroundings(), count_gpus=lambda: 1, rooms=lambda: {name: 140 << 30})
+        with surrounded_by(around):
+            asked: Any = compiled("full").node("train_full").asks
+            return float(asked.vram_gib)
+
+    more_gib = asks("NVIDIA H200") - asks("Some Card")
+    context_bytes = [context_bytes_of(name)[0] for name in ("NVIDIA H200", "Some Card")]
+    assert more_gib * (1 << 30) == pytest.approx(context_bytes[0] - context_bytes[1])
+    # What the driver counted there for the bundled base.
+    assert asks("NVIDIA H200") * 1024 > 826
+
+
 def test_bases_that_would_fit_are_named_where_nothing_but_another_one_helps(tmp_path: Path):
     large = write_base(tmp_path / "large", TinyShape(hidden=256, inner=512))
     cached = tmp_path / "hub" / "models--lab--small"
     write_base(cached / "snapshots" / ("c" * 40), TinyShape(layers=1))
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text("c" * 40)
-    with surrounded_by(on_a_machine_of(582 << 20, tmp_path / "hub")):
+    with surrounded_by(on_a_machine_of(574 << 20, tmp_path / "hub")):
         told = faults_of("lora", base=str(large), rank=1, batch=1, max_seq_len=64)["base"]
     assert "would fit: base=tiny takes " in told
     assert "base=lab/small takes " in told
+
+
+def test_what_decides_which_text_is_evaluated_sets_trials_apart():
+    args = ArgsSchema(LoraRecipeArgs)
+    values, faults = args.check({"data": "chats", "rank": 4}, owner="x")
+    assert not faults
+    expected = {"data": "chats", "max_seq_len": None, "train_on": "completion", "holdout_percent": 5.0}
+    assert args.measured_on(values) == expected
+    # What is left out is what the plan makes of it.
+    assert settled(expected, compiled("lora", data="chats")) == {**expected, "max_seq_len": 512}
+    assert settled({**expected, "max_seq_len": 64}, compiled("lora", max_seq_len=64))["max_seq_len"] == 64
 
 
 def test_what_a_stage_computes_in_is_settled_before_its_key_is_made():

@@ -26,6 +26,8 @@ def test_without_an_evaluation_the_headline_says_so():
     curve = {"points": [], "kept": 20, "before": None}
     assert headline(told(curve=curve)) == "adapter of rank 8 on org/some-base: not evaluated"
     assert summary(told(curve=curve))["table"]["rows"][1] == ["held out, after 20 updates (kept)", "–", "–"]
+    curve["kept"] = 1
+    assert summary(told(curve=curve))["table"]["rows"][1] == ["held out, after 1 update (kept)", "–", "–"]
 
 
 def test_the_curve_has_a_line_for_each_point_and_says_which_was_kept():

@@ -234,6 +234,10 @@ def test_the_stage_reads_a_users_file_and_tells_all_that_is_wrong(folder, tmp_pa
         _stage(folder, tmp_path / "out", [], file=InputPath(str(data)))
     assert raised.value.message.startswith("2 lines of mine.jsonl are no examples:\nmine.jsonl:2: ")
     text = tmp_path / "mine.txt"
+    text.write_text("one\n")
+    said: list[dict[str, Any]] = []
+    _stage(folder, tmp_path / "one", said, file=InputPath(str(text)), layout=layout_of(text))
+    assert any(str(one.get("told")).startswith("1 example, ") for one in said)
     text.write_text("one\n\ntwo\n")
     made = _stage(folder, tmp_path / "text", [], file=InputPath(str(text)), layout=layout_of(text))
     assert made.load().facts["forms"] == {"text": 2}

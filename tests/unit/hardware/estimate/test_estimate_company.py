@@ -6,6 +6,7 @@ import pytest
 
 from stoker.hardware.estimate.calibration import CalibrationBook
 from stoker.hardware.estimate.company import MANY, Company, Where, company_of_many, estimate_company
+from stoker.hardware.estimate.company_activations import loss_bytes
 from stoker.hardware.estimate.company_reading import COMPANY_KEYS, is_of_company, read_company
 from stoker.hardware.estimate.families import read_shape
 from stoker.hardware.estimate.reading import read_training
@@ -72,7 +73,22 @@ def test_members_that_take_turns_share_their_activations():
 
 def test_where_the_update_takes_more_than_the_rows_it_is_what_counts():
     told = estimate_company(changed(COMPANY, rank=512, sequence=8, where=Where.CPU, dtype=Width.FP32))
-    assert [term.name for term in told.member] == ["adapter", "update"]
+    assert [term.name for term in told.member] == ["adapter", "loss", "update"]
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+@pytest.mark.parametrize("count", [1, 5, MANY, 100])
+def test_on_the_cpu_a_toy_s_loss_is_each_member_s_own_and_enough_for_all(count, rows):
+    shape = changed(SHAPE, vocabulary=264, hidden=64, inner=128)
+    toy = changed(COMPANY, shape=shape, where=Where.CPU, dtype=Width.FP32, adapters=MANY, rows=rows)
+    assert "loss" not in [term.name for term in estimate_company(toy).base]
+    at_once = loss_bytes(shape, toy.dtype, count * toy.tokens, is_compiled=False)
+    assert estimate_company(toy).needs.member_bytes * count >= at_once + count * toy.passing.kept_bytes()
+
+
+def test_on_the_cpu_a_loss_that_fills_its_chunks_is_there_once():
+    real = changed(COMPANY, where=Where.CPU, dtype=Width.FP32, adapters=MANY)
+    assert "loss" in [term.name for term in estimate_company(real).base]
 
 
 def test_on_the_cpu_there_is_no_context_and_nothing_is_compiled():

@@ -15,11 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from stoker.cookbooks.language.bases import CONFIG, FoundBase, read_base
-from stoker.cookbooks.language.safetensors_header import INDEX, SINGLE, unreadable_weights
+from stoker.cookbooks.language.safetensors_header import INDEX, SHARD_BYTES, SINGLE, unreadable_weights
 from stoker.model import json_text
-
-SHARD_BYTES = 5 * 10**9
-"""The largest file of weights, as the hub has them."""
 
 
 def read_weights(base: FoundBase) -> dict[str, Tensor]:

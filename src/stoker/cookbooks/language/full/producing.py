@@ -11,6 +11,7 @@ from torch import Tensor
 
 from stoker.cookbooks.language.company.checkpoint_folders import write_checkpoint
 from stoker.cookbooks.language.company.member import Member
+from stoker.cookbooks.language.company.own_folders import own_folder
 from stoker.cookbooks.language.engine.shapes import shape_of
 from stoker.cookbooks.language.full.files import base_at, read_weights, write_model
 from stoker.cookbooks.language.full.training import FullTraining
@@ -18,12 +19,18 @@ from stoker.cookbooks.language.kinds import Examples
 from stoker.cookbooks.language.records import BaseFacts, Curve, Metadata, Training, significant, write_training
 from stoker.cookbooks.language.settings import FullArgs
 from stoker.cookbooks.language.settled import device_of
-from stoker.model.clock import SystemClock
+from stoker.model.clock import Clock, SystemClock
 from stoker.plan.authoring import Alone, StageContext
 
 
 def produce(job: StageContext, examples: Examples, args: FullArgs) -> None:
     """Train and write the model and `training.json` into the stage's folder."""
+    clock = SystemClock()
+    with own_folder(args.checkpoints, args.label or job.node, clock):
+        _produce(job, examples, args, clock)
+
+
+def _produce(job: StageContext, examples: Examples, args: FullArgs, clock: Clock) -> None:
     base = base_at(args.base, args.base_name)
     device, told = device_of(job.devices)
     if told:
@@ -45,7 +52,7 @@ def produce(job: StageContext, examples: Examples, args: FullArgs) -> None:
             lambda folder: write_model(folder, base, now, width),
         )
 
-    training = FullTraining(member, shape, weights, device=device, dtype=args.dtype, clock=SystemClock())
+    training = FullTraining(member, shape, weights, device=device, dtype=args.dtype, clock=clock)
     trained = training.run(write_folder)
     write_model(job.out, base, trained.weights, width)
     write_training(

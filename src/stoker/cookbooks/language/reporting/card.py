@@ -8,7 +8,7 @@ from typing import Any
 
 from stoker.cookbooks.language.bundled import BASES
 from stoker.cookbooks.language.records import Sample, Training
-from stoker.cookbooks.language.reporting.tables import base_word, fenced, headline, summary, title
+from stoker.cookbooks.language.reporting.tables import base_word, fenced, headline, summary, title, updates
 
 _SHOWN_SAMPLES = 5
 
@@ -42,8 +42,9 @@ def _data(training: Training) -> list[str]:
         return _said(facts.get(name, "?"))
 
     learned = "prompts too" if facts.get("train_on") == "all" else "of prompts and conversations the answers alone"
+    examples = "example" if facts.get("examples") == 1 else "examples"
     lines = [
-        f"{count('examples')} examples, {count('held_out')} of them held out for the evaluation",
+        f"{count('examples')} {examples}, {count('held_out')} of them held out for the evaluation",
         f"{count('tokens')} tokens, {count('trained_tokens')} of them learned ({learned})",
     ]
     forms = facts.get("forms")
@@ -67,7 +68,7 @@ def _training(training: Training) -> list[str]:
         f"base: {base['name']} ({base['family']}, {base['parameters']:,} weights)",
         f"trained: {training['weights']:,} weights, on {training['device']} in {training['dtype']}",
         ", ".join(f"{name} {_said(value)}" for name, value in training["settings"].items() if value is not None),
-        f"{curve['points'][-1]['step'] if curve['points'] else 0} updates; kept: after {curve['kept']}",
+        f"{updates(curve['points'][-1]['step'] if curve['points'] else 0)}; kept: after {curve['kept']}",
     ]
     return [
         *lines,

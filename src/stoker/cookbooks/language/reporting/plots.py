@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from stoker.cookbooks.language.records import Training
+from stoker.cookbooks.language.reporting.tables import updates
 from stoker.cookbooks.tabular.reporting.canvas import LINE_COLOURS, one_plot
 
 
@@ -28,7 +29,7 @@ def _losses(training: Training) -> Figure:
             steps, losses = zip(*points, strict=True)
             marker = "o" if len(points) < 50 else ""
             axes.plot(steps, losses, color=LINE_COLOURS[place], label=label, marker=marker, markersize=3)
-    axes.axvline(curve["kept"], color="#7F7F7F", linestyle=":", label=f"kept: after {curve['kept']} updates")
+    axes.axvline(curve["kept"], color="#7F7F7F", linestyle=":", label=f"kept: after {updates(curve['kept'])}")
     axes.set_title("Loss per token")
     axes.set_xlabel("updates")
     axes.set_ylabel("loss")

@@ -60,15 +60,20 @@ def summary(training: Training) -> dict[str, Any]:
     last = next((one for one in reversed(curve["points"]) if one["loss"] is not None), None)
     rows = [
         ["held out, the base alone", _loss(curve["before"]), _loss(perplexity(curve["before"]))],
-        [f"held out, after {curve['kept']} updates (kept)", _loss(kept), _loss(perplexity(kept))],
+        [f"held out, after {updates(curve['kept'])} (kept)", _loss(kept), _loss(perplexity(kept))],
     ]
     if last is not None:
-        rows.append([f"training, after {last['step']} updates", _loss(last["loss"]), _loss(perplexity(last["loss"]))])
+        rows.append([f"training, after {updates(last['step'])}", _loss(last["loss"]), _loss(perplexity(last["loss"]))])
     return {
         "headline": headline(training),
         "table": {"columns": ["part", "loss", "perplexity"], "rows": rows},
         "next": _next(training),
     }
+
+
+def updates(count: int) -> str:
+    """Say how many updates."""
+    return f"{count} update{'' if count == 1 else 's'}"
 
 
 def number(value: float) -> str:
