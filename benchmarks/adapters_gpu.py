@@ -5,9 +5,10 @@
     python benchmarks/adapters_gpu.py --measure FILE     # measures here, then judges; needs a GPU, torch and peft
 
 The base is a Llama of 1.1 G parameters with random weights in bf16; adapters have rank 16 on all seven linears; a row
-has 512 tokens. `sides/adapters_peft.py` and `sides/adapters_company.py` measure, part by part. Each side's best window
-decides. PEFT makes an adapter in fp32; in bf16 it is quicker and learns with less precision; ours have fp32 masters.
-Compiled PEFT and its processes have adapters in bf16.
+has 512 tokens. `sides/adapters_peft.py` and `sides/adapters_company.py` measure, part by part; `sides/adapters_run.py`
+measures what a whole `stoker run` makes of it. Each side's best window decides. PEFT makes an adapter in fp32; in bf16
+it is quicker and learns with less precision; ours have fp32 masters. Compiled PEFT and its processes have adapters in
+bf16.
 """
 
 from __future__ import annotations
@@ -38,19 +39,33 @@ UNIFORM = {
     "packed-512": ("sequences of 32 to 512 tokens, packed", "8x512"),
     "packed-2048": ("sequences of 32 to 512 tokens, packed", "8x2048"),
 }
+WHOLE = {
+    "8x512": ("512 tokens of each in a step", True),
+    "8x2048": ("2,048 tokens of each in a step", True),
+    "8x8192": ("8,192 tokens of each in a step", True),
+    "packed-512": ("a row of packed texts of each in a step", True),
+    "packed-2048": ("4 rows of packed texts of each in a step", True),
+    "ragged-2048": ("4 texts of 60 to 500 tokens of each in a step", True),
+    "apart-2048": ("4 texts of 60 to 500 tokens of each in a step, each in its own order", False),
+}
+"""What is run as a user runs it, and whether the goal for ragged rows is asked of it."""
 _seconds_row = partial(row, unit="s")
 Parts = dict[str, dict[str, Any]]
 
 
 def main() -> int:
-    measure = recordings.by_sides("adapters_peft.py", "adapters_company.py")
+    measure = recordings.by_sides("adapters_peft.py", "adapters_company.py", "adapters_run.py")
     bench, recording = recordings.start("adapters_gpu", str(__doc__), "adapters_h200.json", measure)
     told = recording.told
     peft, company = _figures(told.get("peft", {}), "peft"), _figures(told.get("company", {}), "company")
     _speeds(bench, peft, company)
     _sameness(bench, company)
+    _whole_runs(bench, told.get("run", {}))
     _memory(bench, peft, company)
     _context(bench, told)
+    _rungs(bench, told.get("company", {}))
+    if "provenance" in told:
+        bench.notes.append(told["provenance"])
     bench.notes.append("Measured by: " + "; ".join(f"`{command}`" for command in recording.commands) + ".")
     return bench.finish()
 
@@ -100,6 +115,32 @@ def _sameness(bench: Benchmark, company: Parts) -> None:
         question = f"{words}, {size:,} tokens of each in a step: 1 M tokens"
         ours, theirs = _seconds(company.get(name)), _seconds(company.get(uniform))
         bench.rows.append(_seconds_row(question, "8 adapters of rank 16, full rows", ours, theirs, WITHIN))
+
+
+def _whole_runs(bench: Benchmark, runs: Parts) -> None:
+    """What is trained in a whole run once it has begun, beside the engine alone on the same machine."""
+    for name, (words, is_asked) in WHOLE.items():
+        size = name.rpartition("-")[2].rpartition("x")[2]
+        question = f"8 adapters in a whole `stoker run`, once compiled, {words}: 1 M tokens"
+        ours, engine = _seconds(runs.get(name)), _seconds(runs.get(f"engine-{size}"))
+        at_most = WITHIN if is_asked else None
+        bench.rows.append(_seconds_row(question, f"the engine alone, full rows, {size} tokens", ours, engine, at_most))
+    for name, part in runs.items():
+        if "whole_s" in part and "first_update_s" in part:
+            whole = f"{part['whole_s']:.0f} s in all, {part['first_update_s']:.0f} s before its first update"
+            bench.notes.append(f"The whole run {name}, in an empty home: {whole} ({part['told'][-1]}).")
+
+
+def _rungs(bench: Benchmark, company: Parts) -> None:
+    for name, part in company.items():
+        steps = {
+            rung: case["tokens_per_s"]
+            for rung, case in part.items()
+            if isinstance(case, dict) and "tokens_per_s" in case
+        }
+        if name.startswith("rungs-") and steps:
+            told = ", ".join(f"{rung} {rate:,.0f}" for rung, rate in steps.items())
+            bench.notes.append(f"8 adapters, {name[6:]} tokens of each in a step, rung by rung: {told} tokens/s.")
 
 
 def _memory(bench: Benchmark, peft: Parts, company: Parts) -> None:

@@ -63,6 +63,7 @@ def run_parts(side: str, parts: Mapping[str, Part], asked: Sequence[str], given:
         begun = time.monotonic()
         found = _forked(parts[name], Path(f"{out}.{name}"), given.limit)
         found["took_s"] = round(time.monotonic() - begun, 2)
+        found["measured_at"] = datetime.now(UTC).isoformat(timespec="minutes")
         kept[name] = found
         out.write_text(json.dumps(told, indent=1) + "\n")
         failed += "error" in found

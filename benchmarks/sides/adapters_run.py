@@ -1,0 +1,154 @@
+"""On a machine with a GPU: how fast a whole `stoker run` trains eight adapters over one base, with all that a run does.
+
+    PYTHONPATH=src python benchmarks/sides/adapters_run.py OUT.json [--only PART,PART] [--limit SECONDS] [--tiny]
+
+    8x512, 8x2048, 8x8192       8 settings of rank 16, rows of 512 tokens; tokens of each in a step
+    packed-512, packed-2048     the same with texts of 60 to 500 tokens, packed into rows of 512
+    ragged-2048                 four such texts of each in a step, not packed
+    apart-2048                  the same, and each adapter sees them in an order of its own
+    engine-512, -2048, -8192    the engine alone at 8x512 and so on, for comparison
+
+Stoker must be installed, or be found by its entry points. Each part begins in an empty home. `tokens_per_s` is what was
+trained from a quarter of the updates to the last report before the end, over the time between: after compiling, not
+after all recording. `whole_s` is all of the command, `first_update_s` what passed before anything was trained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
+import gpu_parts  # noqa: E402 - found by the line above, from wherever this is started
+from adapters_cases import MEMBERS, RANK, SEQUENCE, SIZES  # noqa: E402 - the same
+from adapters_company import Side  # noqa: E402 - the same
+from gpu_parts import Say  # noqa: E402 - the same
+
+UPDATES = {512: 400, 2048: 150, 8192: 60}
+LETTERS = 600_000
+"""Of text, a token each: the tokenizer is that of the bundled base."""
+FULL, RAGGED = (90, 120), (10, 75)
+"""Words of one text: more than go into a row, which are cut; or less."""
+OPTIONS = ("train_on=all", "eval_every=1000000", "holdout_percent=1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is run."""
+
+    size: int
+    words: tuple[int, int] = FULL
+    is_packed: bool = False
+    is_apart: bool = False
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", type=Path, default=Path("/tmp/adapters-base"), help="made unless it is there")  # noqa: S108 - large, and wanted again
+    given = gpu_parts.parse(parser)
+    cases = {
+        **{f"{MEMBERS}x{size}": Case(size=size) for size in SIZES},
+        **{f"packed-{size}": Case(size=size, words=RAGGED, is_packed=True) for size in SIZES[:2]},
+        "ragged-2048": Case(size=2048, words=RAGGED),
+        "apart-2048": Case(size=2048, words=RAGGED, is_apart=True),
+    }
+    side = Side(given.base, tiny=given.tiny)
+    parts: dict[str, gpu_parts.Part] = {
+        "prepare": partial(prepare, given.base, tiny=given.tiny),
+        **{name: partial(run, given.base, case, tiny=given.tiny) for name, case in cases.items()},
+        **{f"engine-{size}": partial(side.company, MEMBERS, size) for size in SIZES},
+    }
+    asked = given.only or [name for name in parts if name != "prepare"]
+    return gpu_parts.run_parts("run", parts, ["prepare", *asked], given)
+
+
+def prepare(base: Path, say: Say, *, tiny: bool) -> None:
+    """Write the base, with a tokenizer beside it."""
+    from stoker.cookbooks.language.bundled import bundled_base
+
+    if not (base / "config.json").exists():
+        Side(base, tiny=tiny).prepare(say)
+    for file in bundled_base("tiny").glob("*token*"):
+        shutil.copy(file, base / file.name)
+    say("files", sorted(file.name for file in base.iterdir()))
+
+
+def run(base: Path, case: Case, say: Say, *, tiny: bool) -> None:
+    with tempfile.TemporaryDirectory(prefix="stoker-run-") as scratch:
+        data = Path(scratch, "words.jsonl")
+        data.write_text(_text(case.words))
+        tried = "seed=" if case.is_apart else "lr="
+        tried += ",".join(str(number) if case.is_apart else f"{1 + number}e-5" for number in range(MEMBERS))
+        asked = (f"base={base}", f"data={data}", f"rank={RANK}", tried, f"max_seq_len={SEQUENCE}")
+        updates = UPDATES[case.size] // (20 if tiny else 1)
+        sizes = (f"batch={case.size // SEQUENCE}", f"steps={updates}", f"gpus={int(not tiny)}")
+        how = (f"packing={str(case.is_packed).lower()}", *OPTIONS)
+        command = [sys.executable, "-m", "stoker", "run", "language/lora", *asked, *sizes, *how, "--json"]
+        begun = time.perf_counter()
+        settings = {**os.environ, "STOKER_HOME": f"{scratch}/home"}
+        done = subprocess.run(command, cwd=scratch, env=settings, capture_output=True, text=True, check=False)
+        say("whole_s", time.perf_counter() - begun)
+        say("exit_code", done.returncode)
+        events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        if done.returncode != 0:
+            raise RuntimeError((done.stdout + done.stderr)[-2000:])
+    ends = [event for event in events if event["kind"] == "stage_end" and event["node"].endswith("train_lora")]
+    say("together", [event.get("company", {}).get("members") for event in ends])
+    members = [_rate(events, event["node"], _tokens_of_update(case)) for event in ends]
+    say("members", members)
+    say("tokens_per_s", sum(members))
+    say("cost_s", [event["metrics"]["cost_s"] for event in ends])
+    say("stages_s", {event["node"]: event["seconds"] for event in events if event["kind"] == "stage_end"})
+    say(
+        "told",
+        [event["text"] for event in events if event["kind"] == "stage_told" and event["node"] == ends[0]["node"]],
+    )
+    say("first_update_s", _first_update_s(events))
+
+
+def _rate(events: list[dict[str, Any]], node: str, tokens: float) -> float:
+    """Give the tokens a second of one member, from two of its reports."""
+    steps = [event for event in events if event["kind"] == "stage_step" and event["node"] == node]
+    first, *_, last = (event for event in steps if event["of"] / 4 <= event["step"] < event["of"])
+    return float((last["step"] - first["step"]) * tokens / (last["ts"] - first["ts"]))
+
+
+def _tokens_of_update(case: Case) -> float:
+    """Give the tokens of a member's update in the mean, no padding: a letter is one, and so is a text's end."""
+    from stoker.cookbooks.language.data.packing import pack
+
+    lengths = [min(len(json.loads(line)["text"]) + 1, SEQUENCE) for line in _text(case.words).splitlines()]
+    rows = len(pack(lengths, SEQUENCE)) if case.is_packed else len(lengths)
+    return sum(lengths) / rows * (case.size // SEQUENCE)
+
+
+def _first_update_s(events: list[dict[str, Any]]) -> float:
+    """Give what passed from the first event to the first update of all."""
+    updates = (one["ts"] for one in events if one["kind"] == "stage_step" and one["node"].endswith("train_lora"))
+    return float(next(updates) - events[0]["ts"])
+
+
+def _text(words: tuple[int, int]) -> str:
+    draw = random.Random(0)
+    known = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 9))) for _ in range(2000)]
+    lines, letters = [], 0
+    while letters < LETTERS:
+        line = " ".join(draw.choices(known, k=draw.randint(*words)))
+        letters += len(line)
+        lines.append(json.dumps({"text": line}))
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
