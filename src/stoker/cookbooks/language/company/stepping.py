@@ -86,6 +86,8 @@ class Stepping:
         """A slot has a member again, or is no longer to be shown anything."""
         self._kept.pop(slot, None)
         self._shapes.pop(slot, None)
+        # Whoever is there now may be larger, and what the one before took of memory was given back.
+        self._wide = Counter({slots: count for slots, count in self._wide.items() if slot not in slots})
 
     @property
     def _is_short(self) -> bool:

@@ -32,7 +32,8 @@ _MOST = 16
 _MOST_SHORT = 3
 """So many times records make room for a pass; then no more are made."""
 _MOST_FAILED = 2
-"""So many times recording a step may fail though there is memory; then it is no longer tried."""
+_MOST_FAILED_IN_ALL = 8
+"""So many times recording a step, or any, may fail though there is memory; then it is no longer tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +114,8 @@ class Graphs:
         return None
 
     def _is_in_vain(self, key: object) -> bool:
-        return self._times_short >= _MOST_SHORT or self._failed[key] >= _MOST_FAILED or self._failed.total() >= _MOST
+        has_failed = self._failed[key] >= _MOST_FAILED or self._failed.total() >= _MOST_FAILED_IN_ALL
+        return has_failed or self._times_short >= _MOST_SHORT
 
     def _drop(self) -> None:
         self._recorded.clear()

@@ -220,6 +220,8 @@ def test_on_a_gpu_the_first_passes_of_the_same_members_are_as_large_as_any_will_
     assert first == second >= sum(largest) / 2
     assert third < first
     assert length(0) >= largest[0]
+    stepping.take_place(1)
+    assert length(0, 1) == first
 
 
 def test_on_a_gpu_rows_laid_end_to_end_packed_and_plain_ones_are_not_padded_to_each_other(person: People) -> None:
