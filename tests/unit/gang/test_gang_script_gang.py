@@ -74,7 +74,15 @@ class Started(ScriptGang):
 
 
 def test_where_there_is_no_forking_ranks_are_started(place):
-    code = "import os, sys; r = os.environ['RANK']; print(r, sys.argv, flush=True); sys.exit(int(r) * 3)"
+    # The first one speaks before the second one fails, at which it is ended.
+    code = (
+        "import os, sys, time\n"
+        "rank = os.environ['RANK']\n"
+        "while rank == '1' and not os.path.exists('said'): time.sleep(0.01)\n"
+        "print(rank, sys.argv, flush=True)\n"
+        "open('said', 'w').close()\n"
+        "sys.exit(int(rank) * 3)\n"
+    )
     with pytest.raises(RankFailed, match=r"rank 1 \(device 1\) failed in RUN after .*: exit 3$"):
         place.gang(code, kind=Started).run()
     assert sorted(place.heard.lines) == ["0:0 ['-c']", "1:1 ['-c']"]
