@@ -57,10 +57,11 @@ class Client(Closable):
     """One coordinator. Safe to use from several threads; close it, or use it in a `with`."""
 
     def __init__(self, url: str | None = None, *, token: str | None = None) -> None:
-        """Find the coordinator as the command line does: `url`, STOKER_COORDINATOR, this machine's, or the joined one.
+        """Find the coordinator as the command line does: `url`, STOKER_COORDINATOR, this home's, or the joined one.
 
-        `token` is the operator's, else STOKER_OPERATOR_TOKEN, else that of the coordinator on this machine, else what
-        joining gave. Raises `NoCoordinator` if none is known; nobody is asked yet.
+        On this machine it is reached over its Unix socket, as the user who runs it, without a token. Elsewhere `token`
+        is used, else STOKER_OPERATOR_TOKEN, else what joining gave. No token is sent in clear over TCP. Raises
+        `NoCoordinator` if none is known; no request is sent yet.
         """
         self._parts = Assembly.here()
         settings = self._parts.settings

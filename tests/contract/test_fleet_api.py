@@ -15,11 +15,14 @@ import pytest
 from stoker.model.capability import Capability
 from stoker.model.errors import BadInput, Faults, NotFound, Refused
 from stoker.model.fleet_errors import Conflict, NotAllowed, StaleLease, TooLarge
+from stoker.model.principals import Role
 from stoker.wire.asking import MachineAsk
+from stoker.wire.enrolling import TokenAsk
 from stoker.wire.leasing import Claim, Fail, Finish, Grant, Granted, Hello, LeaseReport, Release, Renewal, Start
 from stoker.wire.orders import Submission
 from tests.contract.queue_driving import order
 from tests.servers.coordinator import TOKEN, Fleet, coordinator
+from tests.servers.unix_http import UnixConnection
 
 INCARNATION = "incarnation-1"
 BLOB = b"a bundle's archive, as far as the queue can tell"
@@ -95,9 +98,19 @@ def upload(fleet: Fleet) -> None:
 
 
 def asked(fleet: Fleet, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, Any]:
-    """Ask over a bare connection; give status and body."""
-    address = fleet.url.removeprefix("http://")
-    connection = http.client.HTTPConnection(address, timeout=30)
+    """Ask over a bare connection to its socket; return status and body."""
+    return asked_on(UnixConnection(fleet.socket), method, path, body, **headers)
+
+
+def asked_over_tcp(fleet: Fleet, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, Any]:
+    """The same over TCP, where loopback proves nothing."""
+    connection = http.client.HTTPConnection(fleet.url.removeprefix("http://"), timeout=30)
+    return asked_on(connection, method, path, body, **headers)
+
+
+def asked_on(
+    connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None, **headers: str
+) -> tuple[int, Any]:
     try:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         connection.request(method, path, body, named)
@@ -283,9 +296,35 @@ def test_only_an_operator_may_change_what_people_asked_for(shared: Fleet):
         stranger.submit(Submission(jobs=(order("a"),)))
     with pytest.raises(NotAllowed):
         shared.client(token="another-token-altogether").cancel("a")
-    assert asked(shared, "POST", "/v1/reload")[0] == 401
+    assert asked_over_tcp(shared, "POST", "/v1/reload")[0] == 401
+    assert asked_over_tcp(shared, "POST", "/v1/reload", X_Operator_Token="wrong")[0] == 403
+    assert shared.client().status().jobs["pending"] == 0
+
+
+def test_over_tcp_nothing_but_health_is_open_on_loopback_too(shared: Fleet):
+    assert asked_over_tcp(shared, "GET", "/v1/health")[0] == 200
+    for method, path in (
+        ("GET", "/v1/jobs"),
+        ("GET", "/v1/status"),
+        ("GET", "/metrics"),
+        ("GET", "/v1/openapi.json"),
+        ("POST", "/v1/hello"),
+        ("POST", "/v1/claims"),
+        ("POST", "/v1/job/claim"),
+        ("POST", "/v1/uploads"),
+        ("POST", "/v1/jobs"),
+    ):
+        assert asked_over_tcp(shared, method, path, b"{}" if method == "POST" else None)[0] == 401, path
+    assert asked_over_tcp(shared, "GET", "/v1/jobs", X_Operator_Token=TOKEN)[0] == 200
+    # A token is a person's: no worker has one.
+    assert asked_over_tcp(shared, "POST", "/v1/claims", b"{}", X_Operator_Token=TOKEN)[0] == 401
+
+
+def test_a_token_that_is_shown_over_the_socket_counts_there_too(shared: Fleet):
+    made = shared.client().make_token(TokenAsk(name="ada", role=Role.READ))
+    assert asked(shared, "POST", "/v1/reload", X_Operator_Token=made.token)[0] == 403
     assert asked(shared, "POST", "/v1/reload", X_Operator_Token="wrong")[0] == 403
-    assert stranger.status().jobs["pending"] == 0
+    assert asked(shared, "GET", "/v1/jobs", X_Operator_Token=made.token)[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -354,7 +393,7 @@ def test_a_body_that_is_no_json_by_its_own_word_is_told_what_to_send(shared: Fle
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(shared: Fleet):
-    connection = http.client.HTTPConnection(shared.url.removeprefix("http://"), timeout=30)
+    connection = UnixConnection(shared.socket)
     connection.putrequest("POST", "/v1/claims")
     connection.putheader("Content-Length", str(1 << 40))
     connection.endheaders()
@@ -375,7 +414,7 @@ def test_an_upload_that_says_it_is_too_large_is_refused_before_a_byte_of_it_flow
 
 
 def test_a_body_without_a_length_is_counted(shared: Fleet):
-    connection = http.client.HTTPConnection(shared.url.removeprefix("http://"), timeout=30)
+    connection = UnixConnection(shared.socket)
     pieces = (b"x" * 65536 for _ in range(100))
     connection.request("POST", "/v1/claims", pieces, encode_chunked=True, headers={"Transfer-Encoding": "chunked"})
     assert connection.getresponse().status == 413
@@ -391,10 +430,10 @@ def test_other_versions_are_told_what_to_do(shared: Fleet):
 
 
 def test_a_web_page_of_another_name_gets_nothing(shared: Fleet):
-    assert asked(shared, "GET", "/v1/jobs", Host="evil.example")[0] == 403
-    assert asked(shared, "POST", "/v1/hello", b"{}", Origin="https://evil.example")[0] == 403
+    assert asked_over_tcp(shared, "GET", "/v1/jobs", Host="evil.example", X_Operator_Token=TOKEN)[0] == 403
+    assert asked_over_tcp(shared, "POST", "/v1/hello", b"{}", Origin="https://evil.example")[0] == 403
     port = shared.url.rpartition(":")[2]
-    assert asked(shared, "GET", "/v1/health", Host=f"localhost:{port}")[0] == 200
+    assert asked_over_tcp(shared, "GET", "/v1/health", Host=f"localhost:{port}")[0] == 200
 
 
 def test_figures_say_what_happened(small: Fleet):
@@ -458,7 +497,7 @@ def test_workers_of_system_a_go_on_as_they_are(fleet: Fleet):
     assert (status, body["state"]) == (200, "completed")
     assert asked_json(fleet, "POST", f"/v1/job/{job['id']}/heartbeat", {})[0] == 409
     assert asked(fleet, "GET", "/v1/workers")[1]["workers"][0]["hostname"] == "old-host"
-    assert asked(fleet, "POST", f"/v1/job/{job['id']}/requeue")[0] == 401
+    assert asked_over_tcp(fleet, "POST", f"/v1/job/{job['id']}/requeue")[0] == 401
     assert asked(fleet, "POST", f"/v1/job/{job['id']}/requeue", X_Operator_Token=TOKEN)[0] == 200
     status, body = asked_json(fleet, "POST", "/v1/job/claim", {"capability": record})
     failed = {"error": "it broke", "epoch": body["job"]["epoch"]}

@@ -8,6 +8,7 @@ Threads that serve end with the block; what it kept stays in the folder.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,6 +29,7 @@ from stoker.coordinator.service.options import ServeOptions
 from stoker.coordinator.service.rereading import Files
 from stoker.coordinator.service.running import Running, Stage
 from stoker.coordinator.service.service import Parts, Service
+from stoker.host.door import Door
 from stoker.host.http.client import Urllib3Transport
 from stoker.host.http.settings import FleetIdentity, HttpSettings
 from stoker.host.listening import listen_at
@@ -35,6 +37,7 @@ from stoker.model.clock import Clock, SystemClock
 from stoker.model.frozen import changed
 from stoker.model.leases import Budgets, FleetTimes
 from stoker.wire.client import FleetClient
+from stoker.wire.local_socket import socket_folders, socket_name
 
 TOKEN = "a-token-for-tests-only"
 PATIENCE_S = 60.0
@@ -52,15 +55,20 @@ class Fleet:
     transports: list[Urllib3Transport] = field(default_factory=list)
     secure: SecureServing | None = None
     """How it speaks TLS, if it does."""
+    socket: str = ""
+    """Its Unix socket, where commands of this user look for it."""
 
-    def client(self, *, token: str = TOKEN, certificate_file: str = "") -> FleetClient:
-        """Give a client; it is closed with the coordinator."""
+    def client(self, *, token: str | None = None, certificate_file: str = "") -> FleetClient:
+        """Return a client, closed with the coordinator: of its own user over its socket, or over TCP with a token."""
         fleet = None
         if self.secure is not None:
             fleet = FleetIdentity(ca_file=self.secure.ca_file, certificate_file=certificate_file)
+            token = TOKEN if token is None else token
+        elif token is None:
+            fleet = FleetIdentity(sockets=(self.socket,))
         transport = Urllib3Transport(HttpSettings(user_agent="test", fleet=fleet))
         self.transports.append(transport)
-        return FleetClient(transport, self.url, clock=SystemClock(), token=token)
+        return FleetClient(transport, self.url, clock=SystemClock(), token=token or "")
 
 
 @contextmanager
@@ -108,7 +116,12 @@ def coordinator(
         )
         rules = rules_for(token=TOKEN, host=host, port=port)
         if secure is not None:
-            rules = changed(rules, is_open=False, hosts=frozenset())
+            rules = changed(rules, hosts=frozenset())
+        door = Door(socket_folders(os.environ)[0], socket_name(host, port))
+        local = door.open()
+        assert local is not None
+        held.callback(local.listener.close)
+        held.callback(door.close, local)
         said: list[str] = []
         is_ready = threading.Event()
         running = Running(
@@ -119,6 +132,7 @@ def coordinator(
                 say=said.append,
                 patience=patience,
                 tls=secure.tls() if secure is not None else None,
+                local=local.listener,
             )
         )
         thread = threading.Thread(target=running.run, name="coordinator", daemon=True)
@@ -132,6 +146,6 @@ def coordinator(
 
         held.callback(stop)
         fleet = Fleet(f"http{'s' if is_secure else ''}://{host}:{port}", queue, keeping, stop, said)
-        fleet.secure = secure
+        fleet.secure, fleet.socket = secure, door.path
         held.callback(lambda: [transport.close() for transport in fleet.transports])
         yield fleet

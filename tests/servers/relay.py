@@ -1,6 +1,6 @@
 """A relay before a server that cuts connections where it is told to, and counts what passes.
 
-with Relay(port) as relay:
+with Relay(port) as relay:        # or the path of a Unix socket: whoever connects is then this process's user
     relay.cuts = [100, 5000]      # the first connection ends after 100 bytes of answers, the second after 5000
 """
 
@@ -12,14 +12,16 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from tests.servers.unix_http import connect
+
 _PIECE_BYTES = 64 * 1024
 
 
 class Relay:
     """Passes bytes on in both directions."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, target: int | str) -> None:
+        self._target = target
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port = self._listening.getsockname()[1]
         self.cuts: list[int] = []
@@ -55,14 +57,19 @@ class Relay:
                 near, _ = self._listening.accept()
             except OSError:
                 return
-            far = socket.create_connection(("127.0.0.1", self._port))
+            far = self._reach()
             self._open += [near, far]
             down = self.cuts.pop(0) if self.cuts else None
             up = self.asked_cuts.pop(0) if self.asked_cuts else None
             # Whoever is asked by another address than its own refuses: it hears its own.
-            names = (f"Host: 127.0.0.1:{self.port}".encode(), f"Host: 127.0.0.1:{self._port}".encode())
+            names = (f"Host: 127.0.0.1:{self.port}".encode(), f"Host: 127.0.0.1:{self._target}".encode())
             for source, target, most, told in ((near, far, up, names), (far, near, down, (b"", b""))):
                 threading.Thread(target=self._pass, args=(source, target, most, told), daemon=True).start()
+
+    def _reach(self) -> socket.socket:
+        if isinstance(self._target, str):
+            return connect(self._target)
+        return socket.create_connection(("127.0.0.1", self._target))
 
     def _pass(self, source: socket.socket, target: socket.socket, most: int | None, names: tuple[bytes, bytes]) -> None:
         passed = 0

@@ -10,8 +10,10 @@ from typing import Any, Self
 from stoker.host.http.client import Urllib3Transport
 from stoker.host.http.settings import read_http_settings
 from stoker.model.clock import SystemClock
+from stoker.model.frozen import changed
 from stoker.model.ids import job_id
 from stoker.wire.client import FleetClient
+from stoker.wire.finding import find_coordinator
 from stoker.wire.orders import JobOrder, RequirementsBody, Submission
 
 
@@ -19,9 +21,11 @@ class FleetDesk:
     """Submits programs and says how jobs stand."""
 
     def __init__(self, url: str, home: Path) -> None:
-        token = (home / "state" / "operator.token").read_text().strip()
-        self._transport = Urllib3Transport(read_http_settings({"no_proxy": "*"}, user_agent="test"))
-        self.client = FleetClient(self._transport, url, clock=SystemClock(), token=token)
+        found = find_coordinator(url, environment={}, state=str(home / "state"))
+        assert found is not None
+        settings = read_http_settings({"no_proxy": "*"}, user_agent="test")
+        self._transport = Urllib3Transport(changed(settings, fleet=found.identity))
+        self.client = FleetClient(self._transport, url, clock=SystemClock())
 
     def __enter__(self) -> Self:
         return self

@@ -59,13 +59,14 @@ def main() -> int:
 
 def _bring(assembly: Assembly, ticket: dict[str, Any], stop: Stop, say: Callable[[Told], None]) -> Told:
     clock, url = assembly.clock, str(ticket["url"])
-    identity = FleetIdentity(**ticket["identity"]) if ticket["identity"] else None
+    said = ticket["identity"]
+    identity = FleetIdentity(**{**said, "sockets": tuple(said["sockets"])}) if said else None
     transport = assembly.open_transport(
         _LONGEST_WAIT_S, direct=asked_directly(url), fleet=identity, connect_s=_CONNECT_S, unheard_s=UNHEARD_S
     )
     try:
         patience = Waiting(answer_s=20.0)
-        client = FleetClient(transport, url, clock=clock, token=str(ticket["token"]), patience=patience)
+        client = FleetClient(transport, url, clock=clock, patience=patience)
         opener = peer_opener(identity, clock=clock, user_agent=f"stoker/{assembly.version}")
         with ExitStack() as held:
             origins = held.enter_context(

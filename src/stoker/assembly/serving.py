@@ -3,8 +3,8 @@
     serving = Serving(settings, options, clock=…, version=…, read_manifest=…)
     code = serving.run(on_ready=…, say=…)
 
-Settings come from options, then from the environment. While it listens, `state/serve.json` says where, so that every
-other command of this home finds it.
+Settings come from options, then from the environment. It also listens at a Unix socket for its own user. While it
+listens, `state/serve.json` says where, so that every other command of this home finds it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import socket
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -23,7 +24,7 @@ from stoker.coordinator.service.options import ReadManifest, Ready, ServeOptions
 from stoker.host.listening import allow_many_files, listen_at, read_listen
 from stoker.host.notify_socket import NotifySocket
 from stoker.model.clock import Clock
-from stoker.model.errors import BadInput, NotFound, Unavailable
+from stoker.model.errors import BadInput, NotFound, StokerError, Unavailable
 from stoker.model.fleet_errors import AlreadyServing
 from stoker.model.leases import Budgets, FleetTimes
 from stoker.model.units import format_duration
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from stoker.model.artifacts import OpenEntry, Tree
 
 HOST = "127.0.0.1"
+_SOCKETS = "sockets"
+"""Below `state`: where the socket is if no folder outside this home can be used."""
 _HEARTBEATS_PER_LEASE = 3
 _HEARTBEATS_AT_LEAST = 2
 _LEAST_START_S = 10.0
@@ -88,6 +91,7 @@ class Serving:
             port = listening.getsockname()[1]
             # Nothing listens beyond loopback without TLS.
             secure = None if is_loopback(host) else self._secure(host, port)
+            local, local_path = self._listen_locally(held, host, port, say)
             url = secure.url if secure is not None else f"http://{f'[{host}]' if ':' in host else host}:{port}"
             parts = self._build(held, times, secure, url)
             files = parts.files.read_again()
@@ -97,14 +101,15 @@ class Serving:
                 url=url,
                 database=parts.about.database,
                 token_file=token_file,
-                is_open=rules.is_open,
+                socket=local_path,
+                is_open=rules.is_loopback,
                 ca_file=ca_file,
                 times=times,
                 files=files,
             )
 
             def announce() -> None:
-                self._announce(secure.local_url if secure is not None else url, token_file, ca_file)
+                self._announce(secure.local_url if secure is not None else url, ready)
                 held.callback(self._withdraw)
                 supervisor.ready()
                 on_ready(ready)
@@ -116,6 +121,7 @@ class Serving:
                 on_ready=announce,
                 say=say,
                 tls=secure.tls() if secure is not None else None,
+                local=local,
                 pulse=Pulse(beat=supervisor.alive, every_s=every_s) if (every_s := supervisor.beats_every_s) else None,
             )
             held.callback(supervisor.ending)
@@ -144,6 +150,33 @@ class Serving:
             # Whoever wants lost jobs back soon wants those back soon, too, that were granted and never started.
             start_s=min(usual.start_s, max(_LEAST_START_S, lease_s * _LEASES_TO_START)),
         )
+
+    def _listen_locally(
+        self, held: ExitStack, host: str, port: int, say: Callable[[str], None]
+    ) -> tuple[socket.socket, str]:
+        """Return a Unix socket that listens for processes of this user, and its path; the name is removed at the end.
+
+        A folder that another user has taken, or a name at which another coordinator listens, is passed over. The last
+        place is below this home, where only commands of the same home look.
+        """
+        from stoker.host.door import Door
+        from stoker.wire.local_socket import socket_folders, socket_name
+
+        why: StokerError | None = None
+        for folder in (*socket_folders(self._settings.environment), os.path.join(self._settings.state, _SOCKETS)):
+            door = Door(folder, socket_name(host, port))
+            try:
+                opened = door.open()
+            except StokerError as error:
+                why = error
+            else:
+                if opened is not None:
+                    held.callback(opened.listener.close)
+                    held.callback(door.close, opened)
+                    return opened.listener, door.path
+                why = Unavailable(f"another coordinator of this user listens at {door.path}", path=door.path)
+            say(f"{why.message}; another place is tried for this coordinator's socket")
+        raise why or Unavailable("no folder for this coordinator's socket")
 
     def _secure(self, host: str, port: int) -> SecureServing:
         from stoker.assembly.secure_serving import SecureServing
@@ -254,12 +287,19 @@ class Serving:
             clock=self._clock,
         )
 
-    def _announce(self, url: str, token_file: str, ca_file: str) -> None:
+    def _announce(self, url: str, ready: Ready) -> None:
         from stoker.host.identity import mine
         from stoker.wire.serve_file import ServeFile
 
         os.makedirs(self._settings.state, exist_ok=True)
-        said = ServeFile(url=url, owner=mine(), token_file=token_file, version=self._version, ca_file=ca_file)
+        said = ServeFile(
+            url=url,
+            owner=mine(),
+            token_file=ready.token_file,
+            socket=ready.socket,
+            version=self._version,
+            ca_file=ready.ca_file,
+        )
         said.write(self._settings.state)
 
     def _withdraw(self) -> None:

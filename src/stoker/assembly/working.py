@@ -18,6 +18,7 @@ from stoker.model.errors import BadInput
 from stoker.model.frozen import changed
 from stoker.model.names import NODE_NAME_RULE, is_node_name
 from stoker.wire.client import FleetClient
+from stoker.wire.finding import OPERATOR_TOKEN
 from stoker.wire.leasing import Holdings
 from stoker.wire.speaking import Patience
 from stoker.worker.keeper.daemon import Worker, keep
@@ -105,7 +106,7 @@ def work(house: House, options: WorkOptions, tell: Callable[[str, dict[str, Any]
             machine=Machine(
                 capability=changed(capability, hostname=name),
                 catalogue=house.catalogue,
-                environment=for_children(settings.environment),
+                environment=_for_children(settings),
                 own_prefix=sys.prefix,
                 home=settings.home,
                 ledger=lambda: house.ledger,
@@ -131,6 +132,11 @@ def work(house: House, options: WorkOptions, tell: Callable[[str, dict[str, Any]
         return keep(worker)
 
 
+def _for_children(settings: Settings) -> dict[str, str]:
+    """Return the environment of a worker's processes: without an operator's token, which a worker never uses."""
+    return {name: value for name, value in for_children(settings.environment).items() if name != OPERATOR_TOKEN}
+
+
 def _preparing_of(house: House, options: WorkOptions, name: str) -> Preparing:
     """Give what brings code, data and environments of jobs to this home."""
     from stoker.assembly.here import here_of
@@ -146,7 +152,6 @@ def _preparing_of(house: House, options: WorkOptions, name: str) -> Preparing:
     here, _ = here_of(house, may_read_in_place=may_read_in_place, keeps_workspaces=options.keeps_workspaces)
     way = {
         "url": options.url,
-        "token": options.token,
         "identity": {} if options.identity is None else fields_of(options.identity),
         "worker": name,
         "may_read_in_place": may_read_in_place,
@@ -156,7 +161,7 @@ def _preparing_of(house: House, options: WorkOptions, name: str) -> Preparing:
         program=PreparingProgram(
             argv=(sys.executable, "-m", "stoker.assembly.preparing"),
             folder=settings.folder,
-            environment=lambda: for_children(settings.environment),
+            environment=lambda: _for_children(settings),
             clock=house.clock,
         ),
         ticket=lambda grant: dumps({**way, "grant": grant.model_dump(mode="json")}).encode() + b"\n",
@@ -214,7 +219,7 @@ def _open_line(house: House, options: WorkOptions, opened: ExitStack) -> FleetCl
 
 def _line(house: House, options: WorkOptions) -> tuple[FleetClient, Transport]:
     transport = house.open_transport(_LONGEST_WAIT_S, direct=asked_directly(options.url), fleet=options.identity)
-    return FleetClient(transport, options.url, clock=house.clock, token=options.token, patience=_ONCE), transport
+    return FleetClient(transport, options.url, clock=house.clock, patience=_ONCE), transport
 
 
 def _take_users(house: House, options: WorkOptions, slots: int, place: str, opened: ExitStack) -> tuple[OtherUser, ...]:

@@ -7,7 +7,8 @@
     door.take_away(mark)                    # the same, for one whose process does not answer any more
 
 The folder belongs to this user and nobody else may look in. Opening and closing exclude each other by a lock; knocking
-needs none. What a killed process left is opened anew by the next one. Linux only: names may be of any length there.
+needs none. What a killed process left is opened anew by the next one. On Linux names may be of any length. Elsewhere
+the kernel's limit of about 100 bytes holds; that code is written for macOS and was never run there.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import shlex
 import socket
 import stat
 import struct
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -29,6 +31,9 @@ from stoker.model.frozen import frozen
 _BACKLOG = 1024
 _KNOCK_S = 10
 _CREDENTIALS = struct.Struct("3i")
+_MAC_CREDENTIALS = struct.Struct("@2Ih16I")
+"""`struct xucred`: version, user, number of groups, groups."""
+_MAC_SOL_LOCAL, _MAC_LOCAL_PEERCRED, _MAC_VERSION = 0, 1, 0
 _TIME = struct.Struct("@ll")
 """As the kernel wants it: seconds and microseconds."""
 _SUFFIX = ".sock"
@@ -54,8 +59,13 @@ class Door:
         self.path = os.path.join(folder, name + _SUFFIX)
 
     def knock(self) -> socket.socket | None:
-        """Connect to whoever listens. Raises `NoPermission` if that is somebody else's process, `Unavailable`."""
-        with _entered(self.folder) as descriptor:
+        """Return a connection to the process that listens; None if there is none.
+
+        Raises `NoPermission` if folder or process are another user's: nothing was sent to it. Raises `Unavailable`.
+        """
+        if not os.path.lexists(self.folder):
+            return None
+        with _entered(self.folder, is_made=False) as descriptor:
             return self._knock(descriptor)
 
     def is_answered(self) -> bool:
@@ -150,7 +160,7 @@ class Door:
 
     def _address(self, descriptor: int) -> str:
         # Through the open folder: of a name, the kernel takes no more than 107 bytes.
-        return f"/proc/self/fd/{descriptor}/{self.name}{_SUFFIX}"
+        return f"/proc/self/fd/{descriptor}/{self.name}{_SUFFIX}" if sys.platform == "linux" else self.path
 
     def _remove_if(self, mark: str) -> None:
         if mark and self.mark() == mark:
@@ -165,7 +175,13 @@ class Door:
 
 
 def user_at(link: socket.socket) -> int:
-    """Give the user at the other end of a connection, as the kernel says."""
+    """Return the user at the other end of a connection, as the kernel says."""
+    if sys.platform == "darwin":
+        raw = link.getsockopt(_MAC_SOL_LOCAL, _MAC_LOCAL_PEERCRED, _MAC_CREDENTIALS.size)
+        version, user, *_ = _MAC_CREDENTIALS.unpack(raw)
+        if version != _MAC_VERSION:
+            raise OSError(f"credentials of an unknown form ({version})")
+        return int(user)
     _, user, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return int(user)
 
@@ -177,12 +193,13 @@ def _is_knocked(listener: socket.socket) -> bool:
 
 
 @contextmanager
-def _entered(folder: str) -> Iterator[int]:
-    """Open the folder, made if need be. Raises `NoPermission` unless it is this user's alone."""
+def _entered(folder: str, *, is_made: bool = True) -> Iterator[int]:
+    """Open the folder, created if need be. Raises `NoPermission` unless it is this user's alone."""
     with translated(folder):
-        os.makedirs(os.path.dirname(folder), exist_ok=True)
-        with suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
+        if is_made:
+            os.makedirs(os.path.dirname(folder), exist_ok=True)
+            with suppress(FileExistsError):
+                os.mkdir(folder, 0o700)
         _refuse_unless_own(folder, os.lstat(folder))
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

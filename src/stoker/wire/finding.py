@@ -1,8 +1,9 @@
 """Which coordinator is meant, how it is trusted, and what is shown to it.
 
-The one that was named, else the environment's, else the one that serves this home, else the fleet that was joined. A
-worker asks as the machine that joined. People never do: a machine's certificate may not ask what they ask; they know
-the fleet's CA from it, and need a token.
+The one that was named, else the environment's, else the one that serves this home, else the fleet that was joined. On
+this machine a coordinator is reached over its Unix socket, where the kernel says who is at the other end, and no token
+is needed. A worker joins others by its machine's certificate, and never reads or sends a person's token. People never
+use that certificate: they know the fleet's CA from it, and need a token.
 """
 
 from __future__ import annotations
@@ -32,11 +33,16 @@ class Found:
     url: str
     token: str
     identity: FleetIdentity | None = None
-    """Nothing: it is this computer's own, or one whose certificate everybody trusts."""
+    """Nothing: one whose certificate everybody trusts."""
     name: str = ""
     """Under which this machine joined it; empty: it has not."""
     is_here: bool = False
     """It serves this very home."""
+
+    @property
+    def is_secure(self) -> bool:
+        """True if it speaks TLS, so that other machines may join it."""
+        return self.url.startswith(SECURE)
 
 
 def find_coordinator(
@@ -44,17 +50,18 @@ def find_coordinator(
 ) -> Found | None:
     """Give the coordinator that is meant, or nothing if none is known. Nobody is asked whether it answers."""
     here = living_coordinator(state)
-    token = environment.get(OPERATOR_TOKEN, "").strip()
+    token = environment.get(OPERATOR_TOKEN, "").strip() if side is Side.OPERATOR else ""
     named = at or environment.get(COORDINATOR, "").strip()
     if named:
         url = whole_address(named)
-        # The token of this home's coordinator is shown to nobody else.
         if here is not None and here.url.rstrip("/") == url.rstrip("/"):
-            return _found_here(here, token, state, side)
-        member = _membership(state, side, url) if url.startswith(SECURE) else None
+            return _found_here(here, token, environment, state, side)
+        if not url.startswith(SECURE):
+            return _found_plain(url, token, environment, state, side)
+        member = _membership(state, side, url)
         return Found(url=url, token=token) if member is None else _found_joined(url, member, token, side)
     if here is not None:
-        return _found_here(here, token, state, side)
+        return _found_here(here, token, environment, state, side)
     member = _membership(state, side)
     if member is None or (side is Side.OPERATOR and member.side is Side.WORKER and not token):
         return None
@@ -107,15 +114,42 @@ def machine_here(state: str) -> Membership | None:
         return None
 
 
-def _found_here(here: ServeFile, token: str, state: str, side: Side) -> Found:
-    shown = token or here.token()
+def _found_here(here: ServeFile, token: str, environment: Mapping[str, str], state: str, side: Side) -> Found:
     if not here.ca_file:
-        return Found(url=here.url, token=shown, is_here=True)
+        identity = FleetIdentity(sockets=_sockets(here.url, environment, here))
+        return Found(url=here.url, token=token, identity=identity, is_here=True)
     # Machines of its own home join it like any other: by their certificate.
     member = read_joined(state, Side.WORKER) if side is Side.WORKER else None
     if member is not None and member.fingerprint == _fingerprint(here.ca_file):
         return Found(url=here.url, token="", identity=member.identity, name=member.name, is_here=True)
-    return Found(url=here.url, token=shown, identity=FleetIdentity(ca_file=here.ca_file), is_here=True)
+    sockets = (here.socket,) if here.socket else ()
+    return Found(url=here.url, token=token, identity=FleetIdentity(ca_file=here.ca_file, sockets=sockets), is_here=True)
+
+
+def _found_plain(url: str, token: str, environment: Mapping[str, str], state: str, side: Side) -> Found:
+    """Find a coordinator without TLS: one of this user's on this machine, by its socket; TCP proves nothing."""
+    from stoker.host.http.addresses import is_this_computer, read_address, shown  # noqa: PLC0415 - as below
+
+    origin = read_address(url).origin
+    if is_this_computer(origin.host):
+        last = read_serve_file(state) or read_serve_file(state, LAST_NAME)
+        is_own = last is not None and last.url.rstrip("/") == url.rstrip("/")
+        sockets = _sockets(url, environment, last if is_own else None)
+        return Found(url=url, token=token, identity=FleetIdentity(sockets=sockets))
+    if side is Side.WORKER:
+        hint = f"join it first: stoker join CODE@{origin.host}; then --join https://{origin.host_and_port}"
+        raise BadInput(f"a worker takes jobs from another machine over TLS alone, not from {shown(url)}", hint=hint)
+    return Found(url=url, token=token)
+
+
+def _sockets(url: str, environment: Mapping[str, str], known: ServeFile | None) -> tuple[str, ...]:
+    """Return where the socket of a coordinator on this machine may be, best first."""
+    from stoker.host.http.addresses import read_address  # noqa: PLC0415 - as below
+    from stoker.wire.local_socket import socket_paths  # noqa: PLC0415 - as below
+
+    origin = read_address(url).origin
+    recorded = (known.socket,) if known is not None and known.socket else ()
+    return tuple(dict.fromkeys((*recorded, *socket_paths(origin.host, origin.port, environment))))
 
 
 def _found_joined(url: str, member: Membership, token: str, side: Side) -> Found:

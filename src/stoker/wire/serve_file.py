@@ -1,7 +1,8 @@
 """`state/serve.json`: where the coordinator of this home listens, so that every command here finds it with no set-up.
 
-Written by whoever serves, once it listens; it counts only as long as that very process lives. The operator's token
-stands in a file of its own beside it, which nobody else may read.
+Written by the coordinator once it listens; it counts only as long as that very process lives. Commands of its user
+reach it over its Unix socket, without a token. The operator's token is in a file of its own beside it, mode 600, for
+requests over TCP.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class ServeFile:
     url: str
     owner: ProcessIdentity
     token_file: str = ""
-    """Where the operator's token stands; empty: none is wanted."""
+    """Where the operator's token is; empty: only the environment has it."""
+    socket: str = ""
+    """The Unix socket by which its own user reaches it."""
     version: str = ""
     ca_file: str = ""
     """The fleet's CA, where it speaks TLS: whoever asks it trusts that one and no other."""
@@ -40,6 +43,7 @@ class ServeFile:
             "url": self.url,
             "owner": self.owner.to_dict(),
             "token_file": self.token_file,
+            "socket": self.socket,
             "version": self.version,
             "ca_file": self.ca_file,
         }
@@ -47,13 +51,6 @@ class ServeFile:
     def write(self, state: str) -> None:
         """Write it into the state folder."""
         write_file(os.path.join(state, NAME), dumps(self.to_dict(), indent=1).encode())
-
-    def token(self) -> str:
-        """Read the operator's token; empty where there is none that we may read."""
-        try:
-            return read_regular(self.token_file, _LARGEST_BYTES).decode().strip() if self.token_file else ""
-        except (OSError, ValueError):
-            return ""
 
 
 def withdraw(state: str) -> None:
@@ -72,6 +69,7 @@ def read_serve_file(state: str, name: str = NAME) -> ServeFile | None:
             url=str(raw["url"]),
             owner=ProcessIdentity.from_dict(raw["owner"]),
             token_file=str(raw.get("token_file", "")),
+            socket=str(raw.get("socket", "")),
             version=str(raw.get("version", "")),
             ca_file=str(raw.get("ca_file", "")),
         )

@@ -101,7 +101,7 @@ class Speaker:
         if token:
             if address.origin.scheme == "http" and not is_this_computer(address.origin.host):
                 # Whoever listens there is no coordinator of ours, and anybody on the way would read it.
-                hint = f"https://{address.origin.host_and_port}, or a tunnel: ssh -L 7717:127.0.0.1:7717 HOST"
+                hint = f"https://{address.origin.host_and_port}, or a tunnel: ssh -L OWN.sock:ITS.sock HOST"
                 raise BadInput(f"a token is not sent to {self._shown} in clear", hint=hint)
             self._headers[TOKEN_HEADER] = token
         if address.authorization:

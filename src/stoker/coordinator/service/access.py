@@ -1,9 +1,9 @@
 """Who asks, and whether they may: decided from a request's head and its connection, before anything else is read.
 
-On loopback, without TLS, reads and workers' routes are open, and what an operator changes needs a token. Elsewhere
-every connection is TLS: machines are known by their certificates, people by tokens, and `needs` says what they may. The
-`Host` header of a loopback address must be ours: a web page that points its own name at 127.0.0.1 is refused, and so is
-any page's form that posts here.
+A process of the coordinator's own user connects over its Unix socket, and the kernel says so: it may act as a worker
+and, without a token, as an admin. Over TCP only `/v1/health` and joining are open, on loopback too: machines are known
+by their certificates, people by tokens, and `needs` says what they may. The `Host` header of a loopback address must be
+ours: a web page that points its own name at 127.0.0.1 is refused, and so is any page's form that posts here.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ _LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _WRONG_TOKENS = Limit(burst=20, each_s=3.0)
 
 LOCAL_WORKER = Principal(name="", role=Role.WORKER)
-"""A worker of this machine: it may use any name."""
-LOCAL_READER = Principal(name="", role=Role.READ)
+"""A worker of the coordinator's own user, on its machine: it may use any name."""
+LOCAL_ADMIN = Principal(name="", role=Role.ADMIN)
+"""A person who acts as the coordinator's own user on its machine; what their program says of them is recorded."""
 NOBODY = Principal(name="", role=Role.READ)
 """Of a route that is open to all."""
 
@@ -46,6 +47,8 @@ class Peer:
     address: str = ""
     certificate: Certificate | None = None
     """One that the fleet's CA has signed and that holds, as TLS has verified."""
+    is_own_user: bool = False
+    """It is a process of the coordinator's own user (or root's) on this machine, as the kernel says."""
 
 
 UNKNOWN = Peer()
@@ -57,10 +60,13 @@ class Rules:
 
     token: bytes
     """The operator's own, from its file or the environment."""
-    is_open: bool
-    """It listens on loopback, without TLS: reads and workers' routes need nothing."""
     hosts: frozenset[bytes]
-    """The values of `Host` that mean us; none: any, since whoever asks from afar may know us by many names."""
+    """Values of `Host` that mean a coordinator on loopback, without TLS. Empty: it listens elsewhere, to any name."""
+
+    @property
+    def is_loopback(self) -> bool:
+        """True if it listens on loopback, without TLS."""
+        return bool(self.hosts)
 
 
 def is_loopback(host: str) -> bool:
@@ -77,11 +83,11 @@ def is_loopback(host: str) -> bool:
 def rules_for(*, token: str, host: str, port: int) -> Rules:
     """Make the rules for an address that is listened at."""
     if not is_loopback(host):
-        return Rules(token=token.encode(), is_open=False, hosts=frozenset())
+        return Rules(token=token.encode(), hosts=frozenset())
     shown = f"[{host}]" if ":" in host and not host.startswith("[") else host
     names = {*_LOCAL_HOSTS, shown.lower()}
     ours = frozenset(spelt.encode() for name in names for spelt in (f"{name}:{port}", name))
-    return Rules(token=token.encode(), is_open=True, hosts=ours)
+    return Rules(token=token.encode(), hosts=ours)
 
 
 class Access:
@@ -103,28 +109,28 @@ class Access:
 
     def judge_worker(self, headers: Mapping[bytes, bytes], peer: Peer) -> Principal:
         """Give the worker that speaks on a route of workers alone, or refuse with the reason."""
-        self._judge_head(headers, is_read=False)
-        return LOCAL_WORKER if self._rules.is_open else self._machine(peer)
+        self._judge_head(headers, peer, is_read=False)
+        return LOCAL_WORKER if peer.is_own_user else self._machine(peer)
 
     def judge(self, method: str, path: str, headers: Mapping[bytes, bytes], peer: Peer = UNKNOWN) -> Principal:
         """Give who asks, if they may, or refuse with the reason."""
         is_read = method in _READS
         need = need_of(method, path)
-        self._judge_head(headers, is_read=is_read, is_any_version=need.is_any_version)
+        self._judge_head(headers, peer, is_read=is_read, is_any_version=need.is_any_version)
         if need.is_open:
             return NOBODY
-        if self._rules.is_open:
-            if need.is_workers:
-                return LOCAL_WORKER
-            if need.role is Role.READ and is_read:
-                return LOCAL_READER
-        elif need.is_workers and (peer.certificate is not None or need.role is None):
+        if peer.is_own_user and (need.role is None or shown_token(headers) is None):
+            return LOCAL_WORKER if need.is_workers else LOCAL_ADMIN
+        if need.is_workers and (peer.certificate is not None or need.role is None):
             return self._machine(peer)
         return self._person(need, headers, peer)
 
-    def _judge_head(self, headers: Mapping[bytes, bytes], *, is_read: bool, is_any_version: bool = False) -> None:
+    def _judge_head(
+        self, headers: Mapping[bytes, bytes], peer: Peer, *, is_read: bool, is_any_version: bool = False
+    ) -> None:
         hosts, host = self._rules.hosts, headers.get(b"host", b"")
-        if hosts and host not in hosts and host.lower() not in hosts:
+        # No web page reaches a Unix socket: there, any name will do.
+        if hosts and not peer.is_own_user and host not in hosts and host.lower() not in hosts:
             raise Refusal(
                 NotAllowed(
                     f"this coordinator is not called {host.decode('latin-1')!r}",
@@ -142,17 +148,21 @@ class Access:
         shown = peer.certificate
         if shown is None:
             hint = "`stoker join CODE@HOST` gives a machine one; `stoker machines invite` makes the code"
+            if self._rules.is_loopback:
+                hint = (
+                    "a worker of the same user on this machine uses the coordinator's Unix socket by itself; update it"
+                )
             raise Refusal(NotAllowed("this needs a machine's certificate", hint=hint), 401)
         return self._standing().machine(shown.serial, shown.machine, self._clock.wall_s())
 
     def _person(self, need: Need, headers: Mapping[bytes, bytes], peer: Peer) -> Principal:
         given = shown_token(headers)
         if given is None:
-            if peer.certificate is not None and not self._rules.is_open:
+            if peer.certificate is not None:
                 machine = self._machine(peer).name
                 raise NotAllowed(f"{machine} is a machine: it may not ask this", hint="a person asks it, with a token")
             hint = (
-                "on the coordinator's machine `stoker` finds the token by itself, as the same user; "
+                "on the coordinator's machine, as the same user, `stoker` uses its Unix socket and needs none; "
                 "elsewhere join as an operator (`stoker join`), or set STOKER_OPERATOR_TOKEN"
             )
             raise Refusal(NotAllowed(f"this needs a token ({TOKEN_HEADER}, or Bearer)", hint=hint), 401)
@@ -169,10 +179,10 @@ class Access:
     def _known(self, given: bytes, peer: Peer) -> Principal:
         rules, clock = self._rules, self._clock
         # On loopback everybody has the same address: nobody there may lock the others out.
-        if not rules.is_open:
+        if not rules.is_loopback:
             self._wrong_tokens.check(source_of(peer.address), clock.monotonic_s())
         if rules.token and hmac.compare_digest(given, rules.token):
-            return Principal(name="" if rules.is_open else "operator", role=Role.ADMIN)
+            return Principal(name="operator", role=Role.ADMIN)
         found = self._standing().person(given, clock.wall_s())
         if found is None:
             self._wrong_tokens.spend(source_of(peer.address), clock.monotonic_s())

@@ -7,6 +7,8 @@ comes round every second, so that a quick one pays nothing for it. What the requ
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,6 +19,7 @@ from stoker.coordinator.service.access import UNKNOWN, Peer
 from stoker.coordinator.service.exchange import Door, Exchange
 from stoker.coordinator.service.speech import json_bytes
 from stoker.coordinator.service.who import PEER
+from stoker.host.door import user_at
 from stoker.host.tls.peer import read_peer
 from stoker.model.errors import BadInput, StokerError
 from stoker.model.fleet_errors import TooLarge
@@ -68,7 +71,8 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         # Read once: what it says can't change while the connection stands; whether it still counts is asked each time.
         shown = read_peer(transport.get_extra_info("peercert"))
-        self._peer = Peer(address=str(self.client[0]) if self.client else "", certificate=shown)
+        address = str(self.client[0]) if self.client else ""
+        self._peer = Peer(address=address, certificate=shown, is_own_user=_is_own_user(transport))
         if len(self.connections) > self.patience.connections:
             transport.abort()
 
@@ -176,6 +180,17 @@ class Connection(HttpToolsProtocol):
         head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self.transport.write(head % (status, len(body)) + body)
         self.transport.close()
+
+
+def _is_own_user(transport: asyncio.Transport) -> bool:
+    """Return True if a process of our own user, or root's, is at the other end of a Unix socket."""
+    link = transport.get_extra_info("socket")
+    if link is None or link.family != socket.AF_UNIX:
+        return False
+    try:
+        return user_at(link) in (os.geteuid(), 0)
+    except OSError:
+        return False
 
 
 async def watch(connections: Iterable[object], every_s: float) -> None:

@@ -51,9 +51,11 @@ class Ready:
     database: str
     """Its sort and place, without secrets."""
     token_file: str
-    """Where the operator's token lies; empty: only the environment has it."""
+    """Where the operator's token is; empty: only the environment has it."""
+    socket: str
+    """The Unix socket by which its own user reaches it."""
     is_open: bool
-    """It listens to this machine alone: reads and workers need no token."""
+    """It listens to this machine alone, without TLS."""
     ca_file: str
     """The fleet's CA, where it speaks TLS; empty: it does not."""
     times: FleetTimes
@@ -65,6 +67,7 @@ class Ready:
             "url": self.url,
             "database": self.database,
             "token_file": self.token_file,
+            "socket": self.socket,
             "is_open": self.is_open,
             "ca_file": self.ca_file,
             "lease_s": self.times.lease_s,

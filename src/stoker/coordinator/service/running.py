@@ -83,6 +83,8 @@ class Stage:
     patience: Patience = PATIENCE
     tls: Tls | None = None
     """Nothing: plain HTTP, which is for loopback alone."""
+    local: socket.socket | None = None
+    """A Unix socket at which processes of our own user are served, too."""
     pulse: Pulse | None = None
     """Whom to tell that the event loop turns."""
 
@@ -115,6 +117,7 @@ class Running:
         served = self._served = stage.make()
         server = self._server = _Server(_config(served.app, stage.patience))
         server.on_started, server.tls, server.patience = stage.on_ready, stage.tls, stage.patience
+        server.local = stage.local
         beside = [asyncio.ensure_future(watch(server.server_state.connections, stage.patience.look_s))]
         if stage.tls is not None:
             beside.append(asyncio.ensure_future(self._keep_fresh(stage.tls)))
@@ -197,6 +200,7 @@ class _Server(uvicorn.Server):
 
     on_started: Callable[[], None] | None = None
     tls: Tls | None = None
+    local: socket.socket | None = None
     patience = PATIENCE
 
     @contextmanager
@@ -213,6 +217,8 @@ class _Server(uvicorn.Server):
             return made
 
         servers: list[Any] = []
+        if self.local is not None:
+            servers.append(await loop.create_unix_server(connect, sock=self.local, backlog=config.backlog))
         for one in sockets or ():
             if self.tls is None:
                 servers.append(await loop.create_server(connect, sock=one, backlog=config.backlog))

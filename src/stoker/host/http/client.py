@@ -32,7 +32,7 @@ _STALE = frozenset({Reason.CLOSED_EARLY, Reason.RESET})
 
 
 class Urllib3Transport:
-    """A `Transport` over TCP and TLS. Make one for a process, close it at the end."""
+    """A `Transport` over TCP, TLS and Unix sockets. Make one for a process, close it at the end."""
 
     def __init__(self, settings: HttpSettings) -> None:
         self._settings = settings
@@ -43,7 +43,7 @@ class Urllib3Transport:
 
     def send(self, request: Request) -> Reply:
         address = read_address(request.url)
-        route = route_to(address.origin, proxy_for(address.origin, self._settings))
+        route = self._route(address)
         question = _Question(
             method=request.method,
             address=address,
@@ -72,6 +72,12 @@ class Urllib3Transport:
 
     def close(self) -> None:
         self._idle.close()
+
+    def _route(self, address: Address) -> Route:
+        fleet = self._settings.fleet
+        if fleet is not None and fleet.sockets:
+            return Route(near=address.origin, sockets=fleet.sockets)
+        return route_to(address.origin, proxy_for(address.origin, self._settings))
 
     def _ask_on_any(self, route: Route, question: _Question, cord: Cord) -> Reply:
         trusted = self._trusted() if route.is_secure else None

@@ -20,7 +20,7 @@ from urllib3.exceptions import HTTPError
 from urllib3.util import Url
 
 from stoker.host.http.cord import Cord
-from stoker.host.http.dialing import dial, expect_life
+from stoker.host.http.dialing import dial, dial_local, expect_life
 from stoker.host.http.exchange import BodySource, Headers
 from stoker.host.http.failures import (
     TROUBLE,
@@ -62,7 +62,7 @@ def connect(
     It ends when nothing was heard of the other computer for `unheard_s`, if that is told.
     """
     inner = _inner(route, trust)
-    inner.admits = admits
+    inner.admits, inner.sockets = admits, route.sockets
     with inner.connecting(cord, time.monotonic() + connect_s):
         try:
             inner.connect()
@@ -207,6 +207,7 @@ class _Ours:
     """The same connection under a descriptor that nobody reads from, to cut it by."""
     is_past_proxy = False
     admits: Callable[[str], bool] | None = None
+    sockets: tuple[str, ...] = ()
     _dialled: socket.socket | None = None
     _cord: Cord
     _deadline_s: float
@@ -232,7 +233,10 @@ class _Ours:
                     sock.close()
 
     def _new_conn(self: Any) -> socket.socket:
-        sock = dial(self._dns_host, self.port, deadline_s=self._deadline_s, cord=self._cord, admits=self.admits)
+        if self.sockets:
+            sock = dial_local(self.sockets, named=f"{self.host}:{self.port}", cord=self._cord)
+        else:
+            sock = dial(self._dns_host, self.port, deadline_s=self._deadline_s, cord=self._cord, admits=self.admits)
         try:
             self.handle = sock.dup()
         except OSError:

@@ -8,6 +8,7 @@ did not answer for a moment, and the first that answers wins.
 from __future__ import annotations
 
 import errno
+import os
 import select
 import socket
 import threading
@@ -16,10 +17,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import chain, zip_longest
 
+from stoker.host.door import Door
 from stoker.host.http.addresses import is_literal
 from stoker.host.http.cord import Cord
 from stoker.host.http.failures import Reason, Step, from_errno, network_failed, translated
-from stoker.model.errors import NetworkFailed
+from stoker.model.errors import NetworkFailed, StokerError
 from stoker.model.frozen import frozen_by_position
 
 HEAD_START_S = 0.25
@@ -52,6 +54,28 @@ def dial(
     addresses = in_turn(found)
     named = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return _Race(named, addresses, deadline_s, cord).run()
+
+
+def dial_local(paths: tuple[str, ...], *, named: str, cord: Cord) -> socket.socket:
+    """Return a socket that is connected to the first of these Unix sockets at which a process of this user listens.
+
+    Raises `NetworkFailed` if there is none, with what kept us from looking, such as a folder of another user's.
+    """
+    refused: list[str] = []
+    for path in paths:
+        cord.check()
+        folder, name = os.path.split(path)
+        try:
+            link = Door(folder, name.removesuffix(".sock")).knock()
+        except StokerError as error:
+            refused.append(error.message)
+            continue
+        if link is not None:
+            return link
+    why = f" ({'; '.join(refused)})" if refused else ""
+    what = f"no process of this user listens at the socket of {named}{why}"
+    hint = "start `stoker serve` as this user; a coordinator of another user is reached over TLS, by `stoker join`"
+    raise network_failed(Reason.REFUSED, named, what, hint=hint, sockets=list(paths))
 
 
 def look_up(host: str, port: int, *, deadline_s: float, cord: Cord) -> list[SocketAddress]:

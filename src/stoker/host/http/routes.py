@@ -1,4 +1,4 @@
-"""The way to a server: direct, handed on by a proxy, or through a tunnel that a proxy makes."""
+"""The way to a server: direct, over a Unix socket, handed on by a proxy, or through a tunnel that a proxy makes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ class Route:
     far: Origin | None = None
     """Whom a tunnel through the proxy leads to."""
     proxy: Proxy | None = None
+    sockets: tuple[str, ...] = ()
+    """Unix sockets of which one is connected to instead of `near`."""
 
     @property
     def is_forwarded(self) -> bool:
@@ -25,7 +27,7 @@ class Route:
     @property
     def is_secure(self) -> bool:
         """Whether there is TLS anywhere on it."""
-        return self.near.scheme == "https" or self.far is not None
+        return not self.sockets and (self.near.scheme == "https" or self.far is not None)
 
 
 def route_to(origin: Origin, proxy: Proxy | None) -> Route:

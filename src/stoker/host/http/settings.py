@@ -20,6 +20,10 @@ class FleetIdentity:
     """The same as a text, before there is a file; it wins."""
     certificate_file: str = ""
     """Our certificate and its key, in one file of PEM, so that both are replaced in one step; empty: we show none."""
+    sockets: tuple[str, ...] = ()
+    """Unix sockets of a coordinator on this machine. All requests go to the first that a process of this user listens
+    at, without TLS, whatever the address says; never to a TCP port. None: the address is connected to.
+    """
     machine: str = ""
     """The one machine that is meant, whatever its address is called; empty: the coordinator, under its host's name."""
 

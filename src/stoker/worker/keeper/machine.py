@@ -21,7 +21,6 @@ from stoker.model.frozen import frozen
 from stoker.plan.catalogue import Catalogue
 from stoker.plan.device.held_base import held_base
 from stoker.plan.device.variables import HIDDEN, device_variables
-from stoker.wire.finding import OPERATOR_TOKEN
 from stoker.wire.leasing import Grant, Measured
 from stoker.worker.keeper.checking import Look
 from stoker.worker.preparing.code import python_beside, refusal_of
@@ -100,8 +99,8 @@ class Machine:
         return device_variables(granted, self.environment) if granted else dict(HIDDEN)
 
     def child_environment(self) -> dict[str, str]:
-        """Give the environment of attempts: ours, without what only operators have."""
-        return {name: value for name, value in self.environment.items() if name != OPERATOR_TOKEN}
+        """Return the environment of attempts: a copy of ours."""
+        return dict(self.environment)
 
     def holdings(self, grant: Grant, child: ProcessIdentity) -> frozenset[str]:
         """Name the ledger's entries on an attempt's devices that its process, or one below it, owns."""

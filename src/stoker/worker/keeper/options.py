@@ -19,10 +19,8 @@ class WorkOptions:
     """One worker as it was asked for."""
 
     url: str
-    token: str = ""
-    """Shown to a coordinator that wants one."""
     identity: FleetIdentity | None = None
-    """Of a machine that has joined: the fleet's CA, and its own certificate."""
+    """The coordinator's socket on this machine; or, if the machine has joined, the fleet's CA and its certificate."""
     name: str = ""
     """Empty: the machine's own."""
     slots: int | None = None

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from stoker.host.durable import read_regular
-from stoker.host.http.addresses import is_this_computer, read_address
 from stoker.host.http.settings import FleetIdentity
 from stoker.host.tls.contexts import load_server, server_context
 from stoker.model.clock import Clock
@@ -34,23 +33,20 @@ def share_trees(
 ) -> PeerServer | str:
     """Start giving trees to other machines of the fleet of this coordinator; or say why that can't be.
 
-    Over TLS with the worker's own certificate, at the address from which it reaches the coordinator; without TLS only
-    where the coordinator itself is on loopback. `admits` says whose certificate still counts.
+    Over TLS with the worker's own certificate, at the address from which it reaches the coordinator. A worker without
+    one serves nothing: another user of this machine could read its trees. `admits` says whose certificate still counts.
     """
     from stoker.worker.peering.server import PeerServer  # noqa: PLC0415 - a server is only imported where one runs
     from stoker.worker.peering.shelf import Shelf  # noqa: PLC0415
 
-    is_local = is_this_computer(read_address(url).origin.host)
-    contexts: Callable[[], ssl.SSLContext] | None = None
+    if identity is None or not identity.certificate_file:
+        return "this worker has no certificate of the fleet"
     host = own_address_towards(url)
     if not host:
         return "no network leads to the coordinator"
     try:
-        if identity is not None and identity.certificate_file:
-            contexts = OwnContext(identity).current
-            contexts()
-        elif not is_local:
-            return "this worker has no certificate of the fleet"
+        contexts = OwnContext(identity).current
+        contexts()
         server = PeerServer(
             Shelf(store, clock=clock), clock=clock, host=host, port=port, contexts=contexts, admits=admits
         )

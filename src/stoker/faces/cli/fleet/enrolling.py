@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stoker.faces.cli.call import Call
-from stoker.faces.cli.fleet.reaching import reach
+from stoker.faces.cli.fleet.reaching import client_of
 from stoker.hardware.checkup import Check
 from stoker.hardware.host_name import host_name
 from stoker.model.errors import BadInput, StokerError
 from stoker.model.names import LONGEST_NAME, NODE_NAME_RULE, is_node_name
 from stoker.model.principals import Role
+from stoker.wire.finding import find_coordinator, no_coordinator_known
 from stoker.worker.submitting.person import user_name
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def look_at_machine(call: Call, proven: Proven) -> tuple[Check, ...]:
 
 
 def join_here(call: Call, url: str, name: str) -> Membership:
-    """Join the coordinator of this very home: whoever may read its token needs nobody to invite them."""
+    """Join the coordinator of this very home, over its Unix socket: the user who runs it needs no invitation."""
     from stoker.wire.enrolling import InviteAsk
     from stoker.wire.join_proofs import read_code
     from stoker.worker.enrolling.invitation import Invitation
@@ -60,8 +61,12 @@ def join_here(call: Call, url: str, name: str) -> Membership:
     own = name or host_name(call.parts.settings.environment)[0]
     if not is_node_name(own):
         raise BadInput(f"{own!r} can't be a worker's name", hint=f"--name NAME: {NODE_NAME_RULE}")
-    # As its operator, not as the machine: that may have no certificate, or one that has ended.
-    invited = reach(call, url).invite(InviteAsk(role=Role.WORKER, name=own, life_s=_OWN_CODE_S))
+    # As its operator, not as the machine: that may have no certificate, or one that has ended. No token is taken from
+    # the environment: a worker never holds one.
+    found = find_coordinator(url, environment={}, state=call.parts.settings.state)
+    if found is None:
+        raise no_coordinator_known(call.parts.settings.state)
+    invited = client_of(call, found).invite(InviteAsk(role=Role.WORKER, name=own, life_s=_OWN_CODE_S))
     proven = begin(Invitation(code=read_code(invited.code), url=url.rstrip("/")), call.parts)
     return finish(proven, own, call.parts, state=call.parts.settings.state)
 

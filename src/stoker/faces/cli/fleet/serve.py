@@ -17,10 +17,11 @@ GRAMMAR = Grammar(
     "serve",
     about=(
         "Serve a queue of jobs: workers join it, people submit to it. One process, SQLite in a file unless another "
-        "database is named; it listens to this machine alone unless told otherwise. Elsewhere it speaks TLS from its "
-        "own CA: machines and people join with a code (`stoker machines invite`). Ctrl-C or TERM ends it in order, "
-        "and nothing that was answered is lost; HUP reads the cluster file and the manifest again. With --install it "
-        "starts with this machine, listens to others, and has a worker beside it."
+        "database is named. By default it serves this machine alone: workers and commands of the same user reach it "
+        "over a Unix socket, without set-up; over TCP only /v1/health answers without a token. At any other address "
+        "(--listen) it speaks TLS from its own CA: machines and people join with a code (`stoker machines invite`). "
+        "Ctrl-C or TERM ends it in order, and nothing that was answered is lost; HUP reads the cluster file and the "
+        "manifest again. With --install it starts with this machine, listens to others, and has a worker beside it."
     ),
     options=(
         Option("--db", value="URL", help="sqlite:///PATH or postgresql://…; unless told, a file below STOKER_HOME"),
@@ -97,8 +98,9 @@ def _tell(out: Output, ready: Ready) -> None:
     out.line(f"serving {ready.url}, {ready.database}")
     out.line(
         f"leases {format_duration(times.lease_s)}, a heartbeat every {format_duration(times.heartbeat_s)}; "
-        + ("open to this machine" if ready.is_open else "TLS from the fleet's own CA")
+        + ("for this user of this machine" if ready.is_open else "TLS from the fleet's own CA")
     )
+    out.line(f"socket {ready.socket}")
     if ready.token_file:
         out.line(f"operator's token in {ready.token_file}")
     join = f"stoker work --join {ready.url}" if ready.is_open else "stoker machines invite"

@@ -88,9 +88,9 @@ def _tell(call: Call, kind: str) -> None:
     name = _own_name(call, found)
     joined = f'"{name}" joined' if name else "this machine's own worker runs"
     facts: dict[str, Any] = {"url": found.url, "database": kind, "worker": name, "boot": boot_line(call)}
-    if found.identity is None:
+    if not found.is_secure:
         call.out.object(facts)
-        call.out.line(f"{found.url}, open to this machine alone, {kind}, {boot_line(call)}; {joined}")
+        call.out.line(f"{found.url}, for this user of this machine alone, {kind}, {boot_line(call)}; {joined}")
         return
     from stoker.wire.enrolling import InviteAsk
 
@@ -103,7 +103,7 @@ def _tell(call: Call, kind: str) -> None:
 
 def _own_name(call: Call, found: Found) -> str:
     """Give the name under which the worker beside it has joined, once it has; empty where it needs none."""
-    if found.identity is None:
+    if not found.is_secure:
         return ""
     clock = call.parts.clock
     until_s = clock.monotonic_s() + _JOINS_WITHIN_S

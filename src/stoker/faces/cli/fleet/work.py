@@ -99,7 +99,6 @@ def perform(call: Call, given: dict[str, Any]) -> int:
 
     options = WorkOptions(
         url=found.url,
-        token=found.token,
         identity=found.identity,
         name=found.name or given["name"] or "",
         slots=given["slots"],
@@ -135,7 +134,8 @@ def _find(call: Call, join: str, name: str) -> Found:
     if has_ended and not found.is_here:
         hint = f"`stoker machines invite --name {found.name}` there, then here: stoker join CODE@HOST --again"
         raise NotAllowed(f"the certificate of {found.name} has ended: it was away for too long", hint=hint)
-    if has_ended or (found.is_here and found.identity is not None and not found.identity.certificate_file):
+    is_stranger = found.identity is None or not found.identity.certificate_file
+    if has_ended or (found.is_here and found.is_secure and is_stranger):
         from stoker.faces.cli.fleet.enrolling import join_here
 
         joined = join_here(call, found.url, name or found.name)

@@ -15,7 +15,7 @@ from stoker.assembly.settings import Settings
 from stoker.faces.cli.main import run_command_line
 from stoker.wire.orders import Submission
 from tests.contract.queue_driving import order
-from tests.servers.coordinator import TOKEN, Fleet, coordinator
+from tests.servers.coordinator import Fleet, coordinator
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def stoker(home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Sto
         environment = {"PATH": "/usr/bin:/bin", "STOKER_HOME": str(home)}
         if at is not None:
             url = at if isinstance(at, str) else at.url
-            environment |= {"STOKER_COORDINATOR": url, "STOKER_OPERATOR_TOKEN": TOKEN}
+            environment |= {"STOKER_COORDINATOR": url}
         settings = Settings(home=str(home), folder=str(tmp_path), environment=environment)
         capfd.readouterr()
         code = run_command_line([str(word) for word in words], build=lambda: Assembly(settings))
