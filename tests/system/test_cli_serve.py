@@ -10,12 +10,14 @@ import ssl
 import subprocess
 import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stoker.host.door import Door
+from tests.servers.unix_http import UnixConnection, connect
 from tests.system.shell import PATIENCE_S, Done, Shell, finish, wait_until
 
 CLUSTER = "nodes:\n  - { name: desk, host: desk.local }\n"
@@ -29,12 +31,20 @@ class Served:
         self.ready = ready
         self.url: str = ready["url"]
 
-    def get(self, path: str) -> Any:
-        with urllib.request.urlopen(f"{self.url}{path}", timeout=PATIENCE_S) as answer:
+    def ask(self, method: str, path: str, body: bytes | None = None) -> Any:
+        """Ask over its socket."""
+        with closing(UnixConnection(self.ready["socket"], PATIENCE_S)) as line:
+            line.request(method, path, body)
+            answer = line.getresponse()
+            assert answer.status == 200, answer.read()
             return json.loads(answer.read())
 
-    def post(self, path: str, token: str = "", body: bytes = b"") -> Any:
-        request = urllib.request.Request(f"{self.url}{path}", data=body, method="POST")
+    def get(self, path: str) -> Any:
+        return self.ask("GET", path)
+
+    def post(self, path: str, token: str) -> Any:
+        """Ask over TCP, with a token."""
+        request = urllib.request.Request(f"{self.url}{path}", data=b"", method="POST")
         request.add_header("X-Operator-Token", token)
         with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             return json.loads(answer.read())
@@ -74,8 +84,13 @@ def test_it_serves_says_where_and_ends_in_order(shell: Shell, started):
     assert told["owner"]["pid"] == served.process.pid
     token_file = Path(told["token_file"])
     assert token_file.stat().st_mode & 0o777 == 0o600
+    socket_file = Path(told["socket"])
+    assert told["socket"] == served.ready["socket"]
+    assert socket_file.name == f"{served.url.rpartition(':')[2]}.sock"
+    assert socket_file.parent.stat().st_mode & 0o777 == 0o700
     ended = served.end()
     assert ended.code == 143
+    assert not socket_file.exists()
     assert not (shell.home / "state" / "serve.json").exists()
     assert "Traceback" not in ended.err
     # The token and the queue are those of the home: the next one has the same.
@@ -101,10 +116,42 @@ def test_nothing_listens_beyond_loopback_without_tls(shell: Shell, started):
     ):
         secured.sendall(b"GET /v1/status HTTP/1.1\r\nhost: x\r\n\r\n")
         assert (secured.version(), secured.recv(12)) == ("TLSv1.3", b"HTTP/1.1 401")
-    # Commands of this home find CA and token by themselves.
+    # Commands of this home use its socket by themselves.
     assert shell.stoker("machines").code == 0
     assert "stoker join" in shell.stoker("machines", "invite").out
     assert served.end().code == 143
+
+
+def test_a_folder_that_another_user_has_taken_is_passed_over(shell: Shell, started):
+    taken = shell.folder / "taken"
+    taken.mkdir(mode=0o777)
+    shell.env["STOKER_RUNTIME"] = str(taken)
+    served = serve(shell, started)
+    assert Path(served.ready["socket"]).parent == shell.home / "state" / "sockets"
+    assert shell.stoker("jobs").code == 0
+    ended = served.end()
+    assert f"others may look into {taken}" in ended.err
+    assert not Path(served.ready["socket"]).exists()
+
+
+def test_what_a_killed_coordinator_left_is_replaced_and_a_live_one_s_socket_is_not(shell: Shell, started):
+    shell.env["STOKER_RUNTIME"] = str(shell.folder / "run")
+    first = serve(shell, started)
+    port = first.url.rpartition(":")[2]
+    first.process.kill()
+    finish(first.process)
+    assert Path(first.ready["socket"]).exists()
+    again = serve(shell, started, "--listen", f"127.0.0.1:{port}")
+    assert again.ready["socket"] == first.ready["socket"]
+    assert again.get("/v1/jobs")["jobs"] == []
+    assert again.end().code == 143
+    opened = Door(shell.env["STOKER_RUNTIME"], port).open()
+    assert opened is not None
+    with opened.listener:
+        other = serve(shell, started, "--listen", f"127.0.0.1:{port}")
+        assert Path(other.ready["socket"]).parent == shell.home / "state" / "sockets"
+        assert "another coordinator of this user listens at" in other.end().err
+        assert Path(first.ready["socket"]).exists(), "it belongs to the one that listens there"
 
 
 def test_one_coordinator_serves_a_database(shell: Shell, started):
@@ -151,7 +198,7 @@ def test_files_are_read_again_and_faults_leave_everything_as_it_was(shell: Shell
 def test_a_second_signal_ends_it_at_once(shell: Shell, started):
     served = serve(shell, started)
     # An open request keeps the first signal waiting.
-    listening = socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2])), timeout=PATIENCE_S)
+    listening = connect(served.ready["socket"])
     listening.sendall(b"POST /v1/claims HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 10\r\n\r\n")
     os.kill(served.process.pid, signal.SIGTERM)
     assert served.process.stderr is not None
@@ -169,16 +216,17 @@ def test_what_was_answered_is_there_after_a_kill(shell: Shell, started):
         "capability": {"hostname": "desk", "os": "linux", "arch": "x86_64", "cpu_cores": 4},
         "capability_digest": "0" * 64,
     }
-    served.post("/v1/hello", body=json.dumps(hello).encode())
+    served.ask("POST", "/v1/hello", json.dumps(hello).encode())
     served.process.kill()
     finish(served.process)
     process = shell.start("serve", "--listen", "127.0.0.1:0")
     started.append(process)
     assert process.stdout is not None
-    said = [process.stdout.readline() for _ in range(3)]
-    again = Served(process, {"url": said[0].removeprefix("serving ").partition(",")[0]})
+    said = [process.stdout.readline() for _ in range(4)]
+    url, path = said[0].removeprefix("serving ").partition(",")[0], said[2].removeprefix("socket ").strip()
+    again = Served(process, {"url": url, "socket": path})
     assert [machine["name"] for machine in again.get("/v1/machines")["machines"]] == ["desk"]
     ended = again.end()
     assert ended.code == 143
-    assert "operator's token in" in said[2]
+    assert "operator's token in" in said[3]
     assert f"stoker work --join {again.url}" in ended.err

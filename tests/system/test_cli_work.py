@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from tests.servers.little import LittleServer, Said
 from tests.system.fleet_desk import FleetDesk
 from tests.system.shell import PATIENCE_S, Shell, finish, wait_until
 
@@ -60,14 +59,17 @@ def test_what_it_can_not_take_is_refused_before_anything_happens(shell: Shell, w
     assert not (shell.home / "state" / "worker").exists()
 
 
-def test_what_is_no_coordinator_ends_it_with_a_clear_word(shell: Shell):
-    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        done = shell.stoker("work", "--join", f"http://127.0.0.1:{server.server_port}")
-        server.shutdown()
-    assert done.code == 14
-    assert "is no coordinator that we understand" in done.out
-    assert "hint: " in done.out
+def test_a_worker_waits_and_says_nothing_where_only_a_tcp_port_answers(shell: Shell):
+    with LittleServer(lambda _asked: Said(body=b"{}")) as impostor:
+        working = shell.start("work", "--join", impostor.url)
+        assert working.stdout is not None
+        line = working.stdout.readline()
+        working.send_signal(signal.SIGTERM)
+        done = finish(working)
+        assert impostor.asked == []
+        assert not impostor.links
+    assert "no process of this user listens at the socket of" in line
+    assert done.code in (0, 143)
 
 
 def test_a_running_job_is_cancelled_at_once_and_not_with_the_next_heartbeat(home: Shell, url: str):

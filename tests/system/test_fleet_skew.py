@@ -1,4 +1,7 @@
-"""A worker of the release before works for today's coordinator, and today's worker for that release's coordinator."""
+"""A worker of the release before works for today's coordinator, and today's worker for that release's coordinator.
+
+Over TLS: on loopback that release had no identities, and today's has no other way in than its socket.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from tests.system.fleet_desk import FleetDesk
 from tests.system.shell import Shell
 
 ROOT = Path(__file__).parents[2]
-BEFORE = "fa03904"
+BEFORE = "d73038e"
 """The last commit of the release before."""
 PATIENCE_S = 90.0
 
@@ -64,10 +67,20 @@ class Side:
 
     def end(self) -> int:
         self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
         try:
             return self.process.wait(PATIENCE_S)
         finally:
             self._out.close()
+
+
+def ran(shell: Shell, source: Path, *words: str) -> str:
+    """Run a command of a version to its end; return what it printed."""
+    side = Side(shell, source, *words)
+    assert side.wait() == 0, side.said()
+    return side.said()
 
 
 @pytest.fixture
@@ -90,10 +103,14 @@ def test_a_job_runs_through_between_this_release_and_the_one_before(
 ):
     shell = Shell(tmp_path, index=index)
     today = ROOT / "src"
-    serving = Side(shell, today if is_worker_old else release_before, "serve", "--listen", "127.0.0.1:0", "--json")
+    works, serves = (release_before, today) if is_worker_old else (today, release_before)
+    serving = Side(shell, serves, "serve", "--listen", "0.0.0.0:0", "--advertise", "127.0.0.1", "--json")
     sides.append(serving)
     url = serving.first_object()["url"]
-    working = Side(shell, release_before if is_worker_old else today, "work", "--name", "desk", "--join", url)
+    lab = Shell(tmp_path / "lab", index=index)
+    code = json.loads(ran(shell, serves, "machines", "invite", "--name", "desk", "--json").splitlines()[0])["code"]
+    ran(lab, works, "join", f"{code}@{url.removeprefix('https://')}")
+    working = Side(lab, works, "work")
     sides.append(working)
     with FleetDesk(url, shell.home) as desk:
         desk.submit("well", "/bin/sh", "-c", "echo it runs", folder=shell.folder)

@@ -57,11 +57,15 @@ def test_without_a_coordinator_it_says_how_to_get_one():
 
 def test_the_environment_names_the_coordinator_and_the_token(fleet: Fleet, monkeypatch):
     monkeypatch.setenv("STOKER_COORDINATOR", fleet.url)
-    with Client() as reader, pytest.raises(NotAllowed):
-        reader.submit([order("gbt")])
+    monkeypatch.setenv("STOKER_OPERATOR_TOKEN", "a token of nobody")
+    with Client() as stranger, pytest.raises(NotAllowed):
+        stranger.submit([order("gbt")])
     monkeypatch.setenv("STOKER_OPERATOR_TOKEN", TOKEN)
     with Client() as writer:
         assert writer.submit([order("gbt")]).counts == {"new": 1}
+    monkeypatch.delenv("STOKER_OPERATOR_TOKEN")
+    with Client() as own:
+        assert own.submit([order("knn")]).counts == {"new": 1}, "its own user needs no token on its machine"
 
 
 def test_a_manifest_is_checked_whole_and_submitted_once(client: Client, tmp_path: Path):

@@ -215,6 +215,8 @@ class Speaker:
         if error.data.get("reason") == Reason.ABORTED:
             return error
         hint = "is `stoker serve` running there? --at URL or STOKER_COORDINATOR names another one"
+        if error.data.get("sockets"):
+            hint = error.hint
         what = f"the coordinator at {self._shown} can't be reached: {error.message}"
         about = {name: error.data.get(name) for name in ("reason", "is_lasting", "verify_code", "tls")}
         lasting_hint = trust_hint(error) or error.hint

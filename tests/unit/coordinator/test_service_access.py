@@ -4,7 +4,16 @@ import pytest
 
 from stoker.coordinator.authority.standing import HeldToken, IssuedCertificate, Standing
 from stoker.coordinator.authority.tokens import token_digest
-from stoker.coordinator.service.access import UNKNOWN, Access, Peer, Rules, is_loopback, rules_for
+from stoker.coordinator.service.access import (
+    LOCAL_ADMIN,
+    LOCAL_WORKER,
+    UNKNOWN,
+    Access,
+    Peer,
+    Rules,
+    is_loopback,
+    rules_for,
+)
 from stoker.coordinator.service.speech import Refusal, known
 from stoker.coordinator.service.who import recorded
 from stoker.host.tls.peer import Certificate
@@ -24,6 +33,8 @@ LAB1 = Peer(
     address="192.0.2.7",
     certificate=Certificate(machine="lab1", serial=SERIAL, not_before_s=0.0, not_after_s=NOW_S + 100),
 )
+OWN = Peer(is_own_user=True)
+LOOPBACK = Peer(address="127.0.0.1")
 WORKERS_ROUTES = [
     ("POST", "/v1/hello"),
     ("POST", "/v1/claims"),
@@ -109,12 +120,32 @@ def status(rules: Rules, method: str, path: str, **headers: str) -> int:
 
 
 @pytest.mark.parametrize(("method", "path"), WORKERS_ROUTES + WORKERS_TOO)
-def test_workers_are_let_in_on_loopback_and_need_a_certificate_elsewhere(method: str, path: str):
-    here, elsewhere = Desk(HERE), Desk(EVERYWHERE)
-    assert here.ask(method, path).role in (Role.WORKER, Role.READ)
-    assert here.ask(method, path).name == ""
+def test_workers_of_the_own_user_are_let_in_and_all_others_need_a_certificate(method: str, path: str):
+    elsewhere = Desk(EVERYWHERE)
+    for rules in (HERE, EVERYWHERE):
+        assert Desk(rules).ask(method, path, OWN) == LOCAL_WORKER
+        assert Desk(rules).status(method, path, LOOPBACK) == 401
     assert elsewhere.status(method, path) == 401
     assert elsewhere.ask(method, path, LAB1) == Principal(name="lab1", role=Role.WORKER)
+
+
+@pytest.mark.parametrize("rules", [HERE, EVERYWHERE], ids=["here", "everywhere"])
+def test_workers_own_requests_are_judged_by_the_same_rule(rules: Rules):
+    head = {b"host": b"127.0.0.1:7717"}
+    assert Desk(rules).access.judge_worker(head, OWN) == LOCAL_WORKER
+    with pytest.raises(Refusal) as caught:
+        Desk(rules).access.judge_worker(head, LOOPBACK)
+    assert known(caught.value).status == 401
+
+
+@pytest.mark.parametrize(("method", "path", "role"), BY_ROLE)
+@pytest.mark.parametrize("rules", [HERE, EVERYWHERE], ids=["here", "everywhere"])
+def test_the_own_user_is_an_admin_unless_a_token_is_shown(rules: Rules, method: str, path: str, role: Role):
+    desk = Desk(rules)
+    assert desk.ask(method, path, OWN) == LOCAL_ADMIN
+    may = role is Role.READ
+    assert desk.status(method, path, OWN, x_operator_token="read" * 9) == (0 if may else 403)
+    assert desk.status(method, path, OWN, x_operator_token="none of ours") == 403
 
 
 @pytest.mark.parametrize(("method", "path"), WORKERS_ROUTES)
@@ -140,9 +171,8 @@ def test_a_machine_may_ask_nothing_of_peoples(method: str, path: str, role: Role
 def test_the_operators_own_token_opens_everything_that_people_may(method: str, path: str, role: Role):
     assert Desk(EVERYWHERE).ask(method, path, x_operator_token=TOKEN) == Principal(name="operator", role=Role.ADMIN)
     assert status(EVERYWHERE, method, path) == 401
-    is_open_here = role is Role.READ
-    assert status(HERE, method, path) == (0 if is_open_here else 401)
-    assert status(HERE, method, path, x_operator_token="another") == (0 if is_open_here else 403)
+    assert status(HERE, method, path) == 401
+    assert status(HERE, method, path, x_operator_token="another") == 403
     assert status(HERE, method, path, x_operator_token=TOKEN) == 0
 
 
@@ -152,7 +182,7 @@ def test_health_and_joining_are_open_to_everybody(method: str, path: str):
 
 
 def test_a_coordinator_without_a_token_lets_no_operator_in():
-    assert status(Rules(token=b"", is_open=True, hosts=frozenset()), "POST", "/v1/reload", x_operator_token="") == 403
+    assert status(Rules(token=b"", hosts=frozenset()), "POST", "/v1/reload", x_operator_token="") == 403
 
 
 def test_a_certificate_that_was_taken_back_is_refused_at_once():
@@ -224,32 +254,36 @@ def test_the_use_of_a_token_is_noted():
     assert desk.used == ["read"]
 
 
-def test_reads_are_open_on_loopback_only():
-    assert status(HERE, "GET", "/v1/jobs") == 0
-    assert status(HERE, "HEAD", f"/v1/objects/{JOB}") == 0
-    assert status(EVERYWHERE, "GET", "/v1/jobs") == 401
+@pytest.mark.parametrize("rules", [HERE, EVERYWHERE], ids=["here", "everywhere"])
+def test_without_identity_only_health_is_open_on_loopback_too(rules: Rules):
+    desk = Desk(rules)
+    assert desk.status("GET", "/v1/health", LOOPBACK) == 0
+    assert desk.status("GET", "/v1/jobs", LOOPBACK) == 401
+    assert desk.status("HEAD", f"/v1/objects/{JOB}", LOOPBACK) == 401
+    assert desk.status("GET", "/metrics", LOOPBACK) == 401
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:7717", "localhost:7717", "LOCALHOST:7717", "[::1]:7717", "127.0.0.1"])
 def test_loopback_is_asked_by_its_own_names(host: str):
-    assert status(HERE, "GET", "/v1/jobs", host=host) == 0
+    assert status(HERE, "GET", "/v1/health", host=host) == 0
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1:80", "127.0.0.1.evil.example:7717", "", "desk:7717"])
 def test_any_other_name_is_refused_on_loopback(host: str):
-    assert status(HERE, "GET", "/v1/jobs", host=host) == 403
+    assert status(HERE, "GET", "/v1/health", host=host) == 403
+    assert Desk(HERE).status("GET", "/v1/jobs", OWN, host=host) == 0, "no web page reaches a Unix socket"
 
 
 def test_the_name_that_is_listened_at_is_ours():
     rules = rules_for(token=TOKEN, host="127.0.0.5", port=7717)
-    assert status(rules, "GET", "/v1/jobs", host="127.0.0.5:7717") == 0
-    assert status(rules_for(token=TOKEN, host="::1", port=1), "GET", "/v1/jobs", host="[::1]:1") == 0
+    assert status(rules, "GET", "/v1/health", host="127.0.0.5:7717") == 0
+    assert status(rules_for(token=TOKEN, host="::1", port=1), "GET", "/v1/health", host="[::1]:1") == 0
 
 
 def test_a_page_of_another_address_may_post_nothing():
     assert status(HERE, "POST", "/v1/hello", origin="https://evil.example") == 403
     assert status(HERE, "POST", "/v1/hello", origin="null") == 403
-    assert status(HERE, "POST", "/v1/hello", origin="http://127.0.0.1:7717") == 0
+    assert status(HERE, "POST", "/v1/reload", origin="http://127.0.0.1:7717", x_operator_token=TOKEN) == 0
     assert status(HERE, "POST", "/v1/reload", origin="https://evil.example", x_operator_token=TOKEN) == 403
 
 

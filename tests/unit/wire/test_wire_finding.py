@@ -1,4 +1,4 @@
-"""Which coordinator is meant: named, set, or serving this home; and whose token is shown to whom."""
+"""Which coordinator is meant: named, set, or serving this home; how it is reached, and what is shown to it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from stoker.host.http.settings import FleetIdentity
 from stoker.host.identity import ProcessIdentity, mine
 from stoker.host.tls.authority import make_ca
-from stoker.model.errors import LocalFile
+from stoker.model.errors import BadInput, LocalFile
 from stoker.model.frozen import changed
 from stoker.model.principals import Role
 from stoker.wire.finding import Found, coordinator_gone, find_coordinator, no_coordinator_known, whole_address
@@ -22,6 +22,8 @@ from stoker.wire.joined import Given, Membership, Side, write_joined
 from stoker.wire.serve_file import ServeFile, living_coordinator, read_serve_file, withdraw
 
 HERE = "http://127.0.0.1:7717"
+SOCKET = "/recorded/7717.sock"
+RUNTIME = {"STOKER_RUNTIME": "/run/anna"}
 
 
 def _found(at: str, state: Path, **environment: str) -> Found:
@@ -34,7 +36,8 @@ def _serve(state: Path, *, owner: ProcessIdentity | None = None, token: str = ""
     token_file = state / "operator.token"
     if token:
         token_file.write_text(f"{token}\n")
-    ServeFile(url=HERE, owner=owner or mine(), token_file=str(token_file) if token else "").write(str(state))
+    made = ServeFile(url=HERE, owner=owner or mine(), token_file=str(token_file) if token else "", socket=SOCKET)
+    made.write(str(state))
 
 
 def test_nothing_is_found_where_nothing_serves(tmp_path):
@@ -42,11 +45,54 @@ def test_nothing_is_found_where_nothing_serves(tmp_path):
     assert coordinator_gone(str(tmp_path)) is None
 
 
-def test_the_coordinator_of_this_home_is_found_with_its_token(tmp_path):
+@pytest.mark.parametrize("side", Side)
+@pytest.mark.parametrize("at", ["", HERE, f"{HERE}/"])
+def test_the_coordinator_of_this_home_is_reached_by_its_socket_without_a_token(tmp_path, side, at):
     _serve(tmp_path, token="secret")
-    found = find_coordinator("", environment={}, state=str(tmp_path))
+    found = find_coordinator(at, environment=RUNTIME, state=str(tmp_path), side=side)
+    identity = FleetIdentity(sockets=(SOCKET, "/run/anna/7717.sock"))
+    assert found == Found(url=HERE, token="", identity=identity, is_here=True)
+
+
+@pytest.mark.parametrize(
+    ("at", "name"),
+    [
+        ("http://127.0.0.1:7717", "7717"),
+        ("http://localhost:80", "80"),
+        ("LOCALHOST", "7717"),
+        ("http://127.0.0.5:7717", "127.0.0.5-7717"),
+        ("http://[::1]:7717", "::1-7717"),
+    ],
+)
+@pytest.mark.parametrize("side", Side)
+def test_a_coordinator_of_another_home_is_reached_by_the_socket_of_its_port(tmp_path, at, name, side):
+    found = find_coordinator(at, environment=RUNTIME, state=str(tmp_path), side=side)
     assert found is not None
-    assert (found.url, found.token) == (HERE, "secret")
+    assert found.identity == FleetIdentity(sockets=(f"/run/anna/{name}.sock",))
+    assert (found.token, found.is_here) == ("", False)
+
+
+def test_where_the_last_coordinator_of_this_home_listened_is_looked_first(tmp_path):
+    _serve(tmp_path)
+    withdraw(str(tmp_path))
+    assert _found(HERE, tmp_path, **RUNTIME).identity == FleetIdentity(sockets=(SOCKET, "/run/anna/7717.sock"))
+    assert _found("http://127.0.0.1:1", tmp_path, **RUNTIME).identity == FleetIdentity(sockets=("/run/anna/1.sock",))
+
+
+@pytest.mark.parametrize("at", ["", HERE, "http://127.0.0.1:1"])
+def test_a_worker_takes_no_token_from_its_environment(tmp_path, at):
+    _serve(tmp_path, token="secret")
+    environment = {"STOKER_OPERATOR_TOKEN": "mine"}
+    as_worker = find_coordinator(at, environment=environment, state=str(tmp_path), side=Side.WORKER)
+    assert as_worker is not None
+    assert as_worker.token == ""
+    assert _found(at, tmp_path, **environment).token == "mine"
+
+
+def test_a_worker_takes_jobs_from_another_machine_over_tls_alone(tmp_path):
+    with pytest.raises(BadInput, match="over TLS alone") as caught:
+        find_coordinator("http://desk:7717", environment={}, state=str(tmp_path), side=Side.WORKER)
+    assert "stoker join CODE@desk" in caught.value.hint
 
 
 def test_a_coordinator_that_is_gone_is_not_found(tmp_path):
@@ -87,14 +133,8 @@ def test_the_option_wins_over_the_variable_and_that_over_this_home(tmp_path):
 def test_the_token_of_this_home_is_shown_to_nobody_else(tmp_path):
     _serve(tmp_path, token="secret")
     assert _found("http://evil:7717", tmp_path).token == ""
-    assert _found(f"{HERE}/", tmp_path).token == "secret"
+    assert _found("https://evil:7717", tmp_path).token == ""
     assert _found("http://lab:7717", tmp_path, STOKER_OPERATOR_TOKEN="mine").token == "mine"
-
-
-def test_a_token_that_may_not_be_read_is_none(tmp_path):
-    _serve(tmp_path, token="secret")
-    os.remove(tmp_path / "operator.token")
-    assert _found("", tmp_path).token == ""
 
 
 def test_others_may_read_where_it_is(tmp_path):
@@ -152,7 +192,8 @@ def test_a_fleet_that_was_joined_is_found_where_nothing_serves(tmp_path):
 def test_this_home_wins_over_what_was_joined_and_the_environment_over_both(tmp_path):
     _join(tmp_path)
     _serve(tmp_path, token="secret")
-    assert _found("", tmp_path) == Found(url=HERE, token="secret", is_here=True)
+    found = _found("", tmp_path)
+    assert (found.url, found.token, found.is_here) == (HERE, "", True)
     assert _found("", tmp_path, STOKER_COORDINATOR="http://lab:1") == Found(url="http://lab:1", token="")
 
 
@@ -205,9 +246,10 @@ def test_a_machine_shows_its_certificate_and_no_token_and_a_person_there_their_t
 
 
 def test_a_coordinator_of_this_home_that_speaks_tls_is_trusted_by_its_own_ca(tmp_path):
-    ServeFile(url="https://10.0.0.1:7717", owner=mine(), ca_file="/ca.pem").write(str(tmp_path))
+    made = ServeFile(url="https://10.0.0.1:7717", owner=mine(), ca_file="/ca.pem", socket=SOCKET)
+    made.write(str(tmp_path))
     found = _found("", tmp_path)
-    assert (found.identity, found.is_here) == (FleetIdentity(ca_file="/ca.pem"), True)
+    assert (found.identity, found.is_here) == (FleetIdentity(ca_file="/ca.pem", sockets=(SOCKET,)), True)
     named = _found("10.0.0.1", tmp_path)
     assert named == found
 
