@@ -55,7 +55,7 @@ class Coordinator:
     def get(self, path: str) -> Any:
         is_secure = self.url.startswith("https")
         trust = ssl.create_default_context(cafile=str(self.ca)) if is_secure else None
-        shown = {"X-Operator-Token": self.token.read_text().strip()} if is_secure else {}
+        shown = {"X-Operator-Token": self.token.read_text().strip()}
         request = urllib.request.Request(self.url + path, headers=shown)  # noqa: S310 - our own server
         with urllib.request.urlopen(request, timeout=120, context=trust) as answer:  # noqa: S310
             return json.loads(answer.read())

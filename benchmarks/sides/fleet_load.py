@@ -17,6 +17,7 @@ import asyncio
 import hashlib
 import http.client
 import json
+import os
 import re
 import resource
 import secrets
@@ -35,6 +36,7 @@ from stoker.host.tls.contexts import client_context
 from stoker.host.tls.keys import make_csr, make_key
 from stoker.model.capability import Capability
 from stoker.model.ids import job_id
+from stoker.wire.finding import find_coordinator
 from stoker.wire.join_proofs import finish_proof, join_key, read_code
 
 GIB = 1 << 30
@@ -143,21 +145,36 @@ def order(number: int) -> dict[str, object]:
     }
 
 
+def socket_of(url: str) -> str:
+    """Return the Unix socket of a coordinator on this machine, by which its workers reach it; empty: it speaks TLS."""
+    found = find_coordinator(url, environment=os.environ, state=os.devnull)
+    identity = found.identity if found is not None else None
+    return next((path for path in (identity.sockets if identity else ()) if os.path.exists(path)), "")
+
+
+async def connect(
+    url: str, make: Callable[[str], asyncio.Protocol], trust: ssl.SSLContext | None = None
+) -> asyncio.Protocol:
+    """Connect a worker to a coordinator as a real one does: over its socket, or over TLS."""
+    loop, host = asyncio.get_running_loop(), url.partition("://")[2]
+    if path := socket_of(url):
+        return (await loop.create_unix_connection(lambda: make(host), path))[1]
+    name, _, port = host.partition(":")
+    return (await loop.create_connection(lambda: make(host), name, int(port), ssl=trust))[1]
+
+
 async def press(asked: argparse.Namespace, trusts: list[ssl.SSLContext | None]) -> dict[str, object]:
     """Let all workers say hello, then let them go; ends when every job has."""
     loop = asyncio.get_running_loop()
-    host, _, port = asked.url.partition("://")[2].partition(":")
     over = loop.create_future()
     left = Left(asked.cycles or asked.jobs, over)
-    workers = []
+    workers: list[Any] = []
     for number in range(asked.workers):
-        _, worker = await loop.create_connection(
-            lambda number=number: Worker(number, f"{host}:{port}", left, is_started=asked.way == "started"),  # type: ignore[misc]
-            host,
-            int(port),
-            ssl=trusts[number],
-        )
-        workers.append(worker)
+
+        def make(host: str, number: int = number) -> Worker:
+            return Worker(number, host, left, is_started=asked.way == "started")
+
+        workers.append(await connect(asked.url, make, trusts[number]))
     await asyncio.gather(*(worker.hello() for worker in workers))
     cpu_s, started_s = time.process_time(), time.perf_counter()
     server_s, database_s = procfs.used_s(asked.server), procfs.family_used_s(asked.database)

@@ -14,6 +14,7 @@ import json
 import re
 import resource
 import time
+from typing import Any
 
 import fleet_load
 import procfs
@@ -56,19 +57,17 @@ class Renewing(fleet_load.Worker):
 
 async def main(asked: argparse.Namespace) -> dict[str, object]:
     loop = asyncio.get_running_loop()
-    host, _, port = asked.url.removeprefix("http://").partition(":")
     over = loop.create_future()
     left = fleet_load.Left(1, over)
     workers: list[Renewing] = []
     for begin in range(0, asked.workers, AT_ONCE):
-        some = []
+        some: list[Any] = []
         for number in range(begin, min(begin + AT_ONCE, asked.workers)):
-            _, worker = await loop.create_connection(
-                lambda number=number: Renewing(number, f"{host}:{port}", left, is_started=False),  # type: ignore[misc]
-                host,
-                int(port),
-            )
-            some.append(worker)
+
+            def make(host: str, number: int = number) -> Renewing:
+                return Renewing(number, host, left, is_started=False)
+
+            some.append(await fleet_load.connect(asked.url, make))
         await _unless(over, asyncio.gather(*(worker.hello() for worker in some)))
         await _unless(over, asyncio.gather(*(worker.prepare(loop) for worker in some)))
         workers += some

@@ -25,6 +25,7 @@ from stoker.model.digests import Digest
 from stoker.store.download.stop import Stop
 from stoker.store.local import LocalStore
 from stoker.wire.client import FleetClient
+from stoker.wire.finding import find_coordinator
 from stoker.wire.leasing import Hello
 from stoker.worker.peering.reaching import peer_opener
 from stoker.worker.peering.server import PeerServer
@@ -94,10 +95,12 @@ def _three(home: str, tree: str, opened: ExitStack) -> int:
 
 
 def _line(opened: ExitStack) -> tuple[FleetClient, Urllib3Transport]:
-    ca = os.environ.get("FLEET_CA", "")
-    transport = Urllib3Transport(HttpSettings(fleet=FleetIdentity(ca_file=ca) if ca else None))
+    ca, url = os.environ.get("FLEET_CA", ""), os.environ["FLEET_URL"]
+    found = None if ca else find_coordinator(url, environment=os.environ, state=os.devnull)
+    identity = found.identity if found is not None else FleetIdentity(ca_file=ca)
+    transport = Urllib3Transport(HttpSettings(fleet=identity))
     opened.callback(transport.close)
-    client = FleetClient(transport, os.environ["FLEET_URL"], clock=CLOCK, token=os.environ["FLEET_TOKEN"])
+    client = FleetClient(transport, url, clock=CLOCK, token=os.environ["FLEET_TOKEN"])
     return client, transport
 
 

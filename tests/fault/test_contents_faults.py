@@ -115,7 +115,7 @@ def test_a_receiver_that_is_killed_leaves_nothing_torn_and_the_next_goes_on(
     fleet: Fleet, data: Path, store: LocalStore, step: str, count: int
 ) -> None:
     tree = sent(fleet, data)
-    words = [fleet.url, tree.digest(), store.places.root, step, str(count)]
+    words = [fleet.url, fleet.socket, tree.digest(), store.places.root, step, str(count)]
     killed = subprocess.run([sys.executable, str(CHILD), *words], check=False, timeout=60)
     assert killed.returncode == -signal.SIGKILL
     assert_nothing_is_torn(store)
