@@ -8,7 +8,7 @@ from typing import Any
 
 from stoker.coordinator.database.opening import Database, open_database
 from stoker.coordinator.matching.matcher import Matcher
-from stoker.coordinator.queue.commands import Answer, CancelJobs, Command, RequeueJobs, Sweep, Write
+from stoker.coordinator.queue.commands import Answer, CancelJobs, Command, RequeueJobs, Submit, Sweep, Write
 from stoker.coordinator.queue.queue import Queue, no_fault
 from stoker.coordinator.queue.reading.reader import Reader
 from stoker.model.capability import Capability
@@ -88,8 +88,8 @@ class Driven:
         self.clock.advance(1.0)
         return self.queue.ask(command)
 
-    def submit(self, *jobs: JobOrder, **more: Any) -> Submitted:
-        answer = self.ask(Submission(jobs=jobs, submitter="me@desk", **more))
+    def submit(self, *jobs: JobOrder, only_of: str | None = None, **more: Any) -> Submitted:
+        answer = self.ask(Submit(asked=Submission(jobs=jobs, **{"submitter": "me@desk", **more}), only_of=only_of))
         assert isinstance(answer, Submitted)
         return answer
 

@@ -79,19 +79,21 @@ def test_changed_code_requeues_what_failed_and_keeps_what_completed(fleet: Drive
 
 def test_a_job_whose_data_or_values_are_others_has_changed_and_the_one_before_stays(fleet: Driven) -> None:
     def train(data: str) -> JobOrder:
-        identity = {"lr": 1, "(data)": {"DATA": data, "MORE": "tree:2"}}
-        id = job_id(recipe="tabular/gbt", schema_version=1, args=identity)
-        return order("train", identity=identity, id=id)
+        trees = {"DATA": data * 64, "MORE": "2" * 64}
+        identity = {"lr": 1, "(data)": {name: f"tree:{tree}" for name, tree in trees.items()}}
+        id = job_id(recipe="command", schema_version=1, args=identity)
+        inputs = [{"where": f"env:{name}", "kind": "tree", "tree": tree} for name, tree in trees.items()]
+        return order("train", recipe="command", identity=identity, id=id, args={"lr": 1}, inputs=inputs)
 
-    (old,) = fleet.submit(train("tree:1"), source="m.toml").jobs
-    shown = fleet.submit(train("tree:3"), source="m.toml", dry_run=True)
-    answer = fleet.submit(train("tree:3"), source="m.toml")
+    (old,) = fleet.submit(train("1"), source="m.toml").jobs
+    shown = fleet.submit(train("3"), source="m.toml", dry_run=True)
+    answer = fleet.submit(train("3"), source="m.toml")
     (job,) = answer.jobs
     assert shown.jobs == answer.jobs
     assert (job.outcome, job.told_as) == (Outcome.NEW, Outcome.CHANGED)
     assert (job.instead_of, job.changes, answer.vanished) == (old.id, ("data.DATA",), ())
     assert sorted(one.id for one in fleet.reader.page().jobs) == sorted((old.id, job.id))
-    again = fleet.submit(train("tree:3"), source="m.toml")
+    again = fleet.submit(train("3"), source="m.toml")
     assert (outcomes(again), again.vanished) == (["known"], (f"train as {old.id[:12]}",))
     _, lines = manifest_changes(answer)
     assert lines == [f"train: changed (data.DATA); the one before, {old.id[:12]}, stays until cancelled"]
@@ -100,8 +102,19 @@ def test_a_job_whose_data_or_values_are_others_has_changed_and_the_one_before_st
 def test_what_was_ordered_is_told_before_anything_runs(fleet: Driven) -> None:
     data = {"where": "env:DATA", "kind": "tree", "tree": "d" * 64, "size_bytes": 7, "files": 1}
     uv = {"kind": "uv.lock", "path": "uv.lock", "digest": "e" * 64}
+    identity = {"argv": ["true"], "(data)": {"DATA": "tree:" + "d" * 64}}
     fleet.submit(
-        order("train", recipe="command", code_tree="c" * 64, commit="f" * 40, inputs=(data,), environment=(uv,))
+        order(
+            "train",
+            recipe="command",
+            id=job_id(recipe="command", schema_version=1, args=identity),
+            identity=identity,
+            args={"argv": ["true"]},
+            code_tree="c" * 64,
+            commit="f" * 40,
+            inputs=(data,),
+            environment=(uv,),
+        )
     )
     story = fleet.reader.story("train")
     assert (story.code_tree, story.commit) == ("c" * 64, "f" * 40)

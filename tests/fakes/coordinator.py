@@ -19,6 +19,7 @@ from typing import Any
 
 from stoker.model.errors import NotFound, Refused, StokerError
 from stoker.model.fleet_errors import Conflict, NoCoordinator, StaleLease
+from stoker.model.ids import job_id
 from stoker.model.leases import Token
 from stoker.wire.asking import FileList, FileView, UploadBegun
 from stoker.wire.leasing import (
@@ -89,7 +90,11 @@ class FakeCoordinator:
         """Take a job in; `argv` and `folder` are a program's."""
         argv, checkpoint = more.pop("argv", None), more.pop("checkpoint", None)
         args = {"argv": list(argv), **(args or {})} if argv is not None else dict(args or {})
-        job = hashlib.sha256(f"{name}{len(self.jobs)}".encode()).hexdigest()
+        # All its arguments are its identity, and its mode tells it from others with the same.
+        mode = f"{name}{len(self.jobs)}"
+        version, seed = more.get("schema_version", 1), more.get("seed")
+        job = str(job_id(recipe=recipe, schema_version=version, args=args, mode=mode, seed=seed))
+        more = {"identity": args, "mode": mode, **more}
         with self._turn:
             self.jobs[job] = FakeJob({"name": name, "recipe": recipe, "args": args, **more}, checkpoint=checkpoint)
             self._turn.notify_all()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stoker.coordinator.database.checking import check_database
-from stoker.coordinator.queue.commands import CancelJobs, RequeueJobs, Write
+from stoker.coordinator.queue.commands import CancelJobs, RequeueJobs, Submit, Write
 from stoker.model.clock import FakeClock
 from stoker.wire.leasing import Claim, Fail, Finish, Grant, Release, Start
 from stoker.wire.orders import Submission
@@ -38,7 +38,7 @@ class Life:
         self._at = 0
 
     def live(self) -> None:
-        self._ask(Submission(jobs=ORDERS, key="a-key"))
+        self._ask(Submit(asked=Submission(jobs=ORDERS, key="a-key")))
         self._ask(hello_anew("m1").model_copy(update={"slots": 4}))
         first, second, third = self._claim("request-1", 3)
         self._say(first, Start)

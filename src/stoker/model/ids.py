@@ -6,9 +6,10 @@ short enough to type a prefix of.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
+from typing import Any
 
 from stoker.model.digests import Digest, digest_encoded
 from stoker.model.encoding import encode
@@ -33,6 +34,27 @@ def job_id(  # noqa: PLR0913 - everything that a job is made of
     text = split_recipe if split_recipe is None or type(split_recipe) is str else encode(split_recipe)
     tail = _tail(recipe, schema_version, mode, seed, text, tuple(sorted(train_hosts)))
     return digest_encoded("job", b"%bm%d:%b%b" % (_HEAD, len(args), _encoded_pairs(args), tail))
+
+
+def is_content(wanted: Any) -> bool:
+    """Return True if this stands in an identity for a path: the digest of what lies there."""
+    if type(wanted) is not dict or wanted.keys() != {_CONTENT}:
+        return False
+    digest = wanted[_CONTENT]
+    return type(digest) is str and digest.startswith(_DIGESTS)
+
+
+def contents_of(wanted: Any, value: Any) -> Iterator[tuple[str, str]]:
+    """Return each path inside an argument with its digest in the identity (`wanted`), in order."""
+    if type(value) is str:
+        if is_content(wanted):
+            yield value, wanted[_CONTENT]
+    elif type(wanted) in _LISTS and type(value) in _LISTS:
+        for one, inner in zip(wanted, value, strict=False):
+            yield from contents_of(one, inner)
+    elif type(wanted) is dict and type(value) is dict:
+        for key, one in wanted.items():
+            yield from contents_of(one, value.get(key))
 
 
 class JobIds:
@@ -64,6 +86,9 @@ class JobIds:
         return digest_encoded("job", b"%bm%d:%b%b" % (_HEAD, len(keys), whole, self._tail))
 
 
+_CONTENT = "content"
+_DIGESTS = ("sha256:", "tree:", "repo:")
+_LISTS = (list, tuple)
 # A map's keys stand sorted, and `args` sorts before all others.
 _HEAD = b"m8:" + encode("args")
 # Jobs come by the ten thousand, with the same keys and most of their values in common with the one before. By their

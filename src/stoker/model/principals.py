@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from stoker.model.frozen import frozen
+from stoker.model.names import is_node_name
 
 
 class Role(StrEnum):
@@ -13,9 +14,9 @@ class Role(StrEnum):
     READ = "read"
     """See everything, change nothing."""
     SUBMIT = "submit"
-    """Hand in jobs: whoever may, runs code on the fleet's machines."""
+    """Hand in jobs, and change one's own: whoever may, runs code on the fleet's machines."""
     OPERATE = "operate"
-    """Cancel, requeue, drain, invite machines, look inside running jobs."""
+    """Change other people's jobs, drain, invite machines, look inside running jobs."""
     ADMIN = "admin"
     """Tokens, people's invitations, notifications, the database."""
     WORKER = "worker"
@@ -38,3 +39,17 @@ class Principal:
         if self.role is Role.WORKER or wanted is Role.WORKER:
             return self.role is wanted
         return _PEOPLE.index(self.role) >= _PEOPLE.index(wanted)
+
+
+def owner_of(recorded: str) -> str:
+    """Return the verified name in the record of who did something (`ann (ann@laptop)`).
+
+    Empty where nobody's name was verified: the operator of the coordinator's own machine.
+    """
+    name = recorded.partition(" (")[0]
+    return name if is_node_name(name) else ""
+
+
+def may_change(only_of: str | None, submitter: str) -> bool:
+    """Return True if a job of this submitter may be changed by a principal that may change `only_of`'s (None: all)."""
+    return only_of is None or (bool(only_of) and only_of == owner_of(submitter))

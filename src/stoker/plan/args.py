@@ -209,6 +209,18 @@ class ArgsSchema:
             if not spec.is_runtime
         }
 
+    def nested_runtime(self) -> tuple[str, ...]:
+        """Return the dotted paths of leaves that are no part of the identity, though the record around them is."""
+        return tuple(
+            f"{name}.{inner}"
+            for name, spec in self.specs.items()
+            if isinstance(spec.type, RecordType) and not spec.is_runtime
+            for inner in (
+                *(own for own, of in spec.type.args.specs.items() if of.is_runtime),
+                *spec.type.args.nested_runtime(),
+            )
+        )
+
     def measured_on(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Give those checked values that decide what the metrics are taken from."""
         return {name: values[name] for name, spec in self.specs.items() if spec.is_measured_on}

@@ -147,8 +147,13 @@ class Grant(Message):
     point: dict[str, Any] = Field(default_factory=dict)
     recipe: str
     schema_version: int = 1
+    mode: str = ""
     args: dict[str, Any] = Field(default_factory=dict)
+    identity: dict[str, Any] = Field(default_factory=dict)
+    """What its id is made from, beside recipe, mode, seed, `split_recipe` and `train_hosts` (`wire.identity`)."""
     seed: int | None = None
+    split_recipe: Any = None
+    train_hosts: tuple[str, ...] = ()
     folder: str = ""
     code_tree: str = ""
     code_folder: CodeFolder = ""

@@ -246,6 +246,10 @@ class OrderOutcome(Message):
     """Of a new one: the id of the pending job that its source called so before, with other values or data. That one
     stays until somebody cancels it; `changes` says what is another.
     """
+    submitter: str = ""
+    """Of a job that another principal submitted: who. It was not changed."""
+    withheld: tuple[str, ...] = ()
+    """Of such a job, the fields in which this submission differs from it."""
     forecast: str = ""
     """Of a dry run, what would become of it: `waits, 3rd in line. desk: taken by resnet/1 for about 10m00s`."""
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.queue.commands import Answer, Command, Declare, Done
+from stoker.coordinator.queue.commands import Answer, Command, Declare, Done, Submit
 from stoker.coordinator.service.rereading import Files, cluster_changes, lines_of, trouble_of
 from stoker.model.errors import ClusterFaults, ManifestFaults
 from stoker.model.faults import Fault
@@ -28,12 +28,12 @@ class Told:
 
     def ask(self, command: Command) -> Answer:
         self.asked.append(command)
-        if isinstance(command, Submission):
+        if isinstance(command, Submit):
             return Submitted(
                 jobs=self._outcomes,
                 counts={"new": len(self._outcomes)},
                 vanished=self._vanished,
-                dry_run=command.dry_run,
+                dry_run=command.asked.dry_run,
             )
         return Done(notes=("1 machine is another now",))
 
@@ -80,12 +80,12 @@ def test_a_dry_run_says_the_same_and_changes_nothing():
         queue, cluster=reading(cluster, cluster), manifest=reading(*[Submission(jobs=())] * 2), source="c.yaml"
     )
     tried = files.read_again(dry_run=True)
-    assert [type(one) for one in queue.asked] == [Submission]
-    assert isinstance(queue.asked[0], Submission)
-    assert queue.asked[0].dry_run
-    done = files.read_again()
+    assert [type(one) for one in queue.asked] == [Submit]
+    assert isinstance(queue.asked[0], Submit)
+    assert queue.asked[0].asked.dry_run
+    done = files.read_again(False, "ann")
     assert done.changed == tried.changed == ("desk", "a0")
-    assert queue.asked[-1] == Declare(cluster=cluster, source="c.yaml")
+    assert queue.asked[-1] == Declare(cluster=cluster, source="c.yaml", by="ann")
 
 
 def test_what_a_manifest_changed_is_told_job_by_job():
@@ -118,7 +118,7 @@ def test_a_cluster_is_not_declared_if_the_queue_refuses_the_manifest():
     files = Files(queue, cluster=reading(Cluster(nodes=(DESK,))), manifest=reading(Submission(jobs=())))
     with pytest.raises(DatabaseTrouble):
         files.read_again()
-    assert [type(one) for one in queue.asked] == [Submission]
+    assert [type(one) for one in queue.asked] == [Submit]
 
 
 def test_trouble_is_told_with_every_fault():

@@ -27,7 +27,10 @@ from stoker.worker.preparing.telling import Told
 from tests.fakes.coordinator import FakeCoordinator
 from tests.fakes.keeping import Keep
 
-SLEEPER = "echo $$ > $0; trap 'echo saved > $0.saved; exit 0' TERM; echo step=3 loss=0.25; while :; do sleep 0.05; done"
+SLEEPER = (
+    "test -e $0.ends && exit 0; "
+    "echo $$ > $0; trap 'echo saved > $0.saved; exit 0' TERM; echo step=3 loss=0.25; while :; do sleep 0.05; done"
+)
 STUBBORN = "echo $$ > $0; trap '' TERM; while :; do sleep 0.05; done"
 WAITER = "echo $$ > $0; while ! test -e $0.go; do sleep 0.02; done"
 
@@ -196,7 +199,7 @@ def test_a_job_that_is_no_longer_ours_is_stopped_and_nothing_more_is_said_of_it(
     job = shell(busy, SLEEPER, "stale")
     pid = program_of(busy, "stale")
     fleet.until(lambda: fleet.words(job) == ["start"])
-    fleet.jobs[job].grant["args"] = {"argv": ["true"]}
+    (busy.folder / "stale.ends").touch()
     fleet.expire(job)
     fleet.until(lambda: fleet.jobs[job].state == "completed")
     fleet.until(lambda: is_gone(pid))
@@ -225,7 +228,7 @@ def test_a_pause_gives_the_machine_to_its_owner_until_it_is_over(busy: Keep):
     fleet.until(lambda: fleet.words(job)[:2] == ["start", "release"])
     fleet.until(lambda: fleet.renewals[-1].measured.closed == {"": "paused by ann"})
     assert (busy.folder / "paused.saved").exists()
-    fleet.jobs[job].grant["args"] = {"argv": ["true"]}
+    (busy.folder / "paused.ends").touch()
     clear_pause(state)
     fleet.until(lambda: fleet.jobs[job].state == "completed")
 

@@ -9,6 +9,7 @@ import pytest
 
 from stoker.hardware.admission import Memory
 from stoker.model.frozen import changed
+from stoker.model.ids import job_id
 from stoker.wire.finding import OPERATOR_TOKEN
 from stoker.wire.leasing import Grant
 from stoker.worker.keeper.checking import LEAST_FREE_BYTES, Look, why_closed, why_not
@@ -21,8 +22,11 @@ GOOD = Look(memory=Memory(total_bytes=16 * GIB, available_bytes=8 * GIB), disk_f
 
 def grant(**more: Any) -> Grant:
     fields: dict[str, Any] = {"recipe": "command", "args": {"argv": ["true"]}, **more}
+    fields.setdefault("identity", fields["args"])
+    version = fields.get("schema_version", 1)
+    job = job_id(recipe=fields["recipe"], schema_version=version, args=fields["identity"])
     return Grant(
-        job="a" * 64, attempt=1, epoch=1, generation=1, name="a", lease_s=9.0, start_s=9.0, ram_bytes=4 * GIB, **fields
+        job=job, attempt=1, epoch=1, generation=1, name="a", lease_s=9.0, start_s=9.0, ram_bytes=4 * GIB, **fields
     )
 
 
@@ -60,6 +64,28 @@ def test_what_can_not_be_read_refuses_nobody():
 def test_a_full_disk_closes_a_machine_with_numbers():
     assert why_closed(LEAST_FREE_BYTES) == ""
     assert "1.0 MiB are free" in why_closed(1 << 20)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"args": {"argv": ["rm", "-rf", "/"]}},
+        {"args": {"argv": ["true"], "env": {"LD_PRELOAD": "/tmp/evil.so"}}, "identity": {"argv": ["true"], "env": {}}},
+        {"args": {"argv": ["true"], "ranks": 4}},
+        {"args": {"argv": ["true"], "data": {"LD_PRELOAD": "/tmp/evil.so"}}},
+        {"inputs": ({"where": "env:LD_PRELOAD", "kind": "tree", "tree": "e" * 64},)},
+        {"mode": "oracle"},
+        {"seed": 2},
+        {"train_hosts": ("desk",)},
+        {"recipe": "tabular/gbt"},
+    ],
+)
+def test_a_job_that_is_not_the_one_its_id_names_is_not_started(forged: dict[str, Any]):
+    real = {"recipe": "command", "schema_version": 1, "args": forged.get("identity", {"argv": ["true"]})}
+    wanted = grant(**{"identity": real["args"], **forged}).model_copy(update={"job": job_id(**real)})
+    refusal = why_not(wanted, GOOD)
+    assert refusal is not None
+    assert (refusal.reason, refusal.lasts) == ("identity", True)
 
 
 @pytest.fixture

@@ -18,9 +18,10 @@ from stoker.coordinator.database.raw_text import read_text_as
 from stoker.coordinator.database.tables import CLASSES, JOBS
 from stoker.coordinator.history import Violation
 from stoker.model.digests import digest_value
-from stoker.model.ids import job_id
 from stoker.model.json_text import loads
 from stoker.model.lifecycle import JobState
+from stoker.wire.identity import identity_fault
+from stoker.wire.orders import JobOrder
 
 _TOGETHER = 1000
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -141,22 +142,13 @@ def _json_fault(place: str, text: str) -> str:
 def _job_fault(row: Row) -> str:
     """Hold a job's id against what it was made from."""
     try:
-        spec = loads(row["spec"])
-        made = job_id(
-            recipe=spec["recipe"],
-            schema_version=spec["schema_version"],
-            args=spec["identity"],
-            mode=spec["mode"],
-            seed=spec["seed"],
-            split_recipe=spec["split_recipe"],
-            train_hosts=spec["train_hosts"],
-        )
-    except (KeyError, TypeError, ValueError):
+        order = JobOrder.model_validate({**loads(row["spec"]), "id": _plain(row["id"])})
+    except (TypeError, ValueError):
         return "spec is no order of a job"
-    stored = {name: _plain(row[name]) for name in ("id", "recipe", "mode")}
-    if made != stored["id"]:
-        return "its id is not that of what its spec asks for"
-    return "" if (spec["recipe"], spec["mode"]) == (stored["recipe"], stored["mode"]) else "its spec is another job's"
+    if fault := identity_fault(order.id, order):
+        return f"spec: {fault}"
+    stored = tuple(_plain(row[name]) for name in ("recipe", "mode"))
+    return "" if (order.recipe, order.mode) == stored else "its spec is another job's"
 
 
 def _class_fault(row: Row) -> str:

@@ -48,11 +48,22 @@ class Write:
 
 
 @frozen
+class Submit:
+    """Take a submission in."""
+
+    asked: Submission
+    only_of: str | None = None
+    """Known jobs change only if this principal submitted them; another's stay as they are. None: all may change."""
+
+
+@frozen
 class CancelJobs:
     """Somebody no longer wants these jobs (ids): a durable intent; pending ones end at once."""
 
     jobs: tuple[str, ...]
     by: str = ""
+    only_of: str | None = None
+    """Refused for jobs that this principal did not submit; None: allowed for all."""
 
 
 @frozen
@@ -61,6 +72,7 @@ class RequeueJobs:
 
     jobs: tuple[str, ...]
     by: str = ""
+    only_of: str | None = None
 
 
 @frozen
@@ -70,6 +82,7 @@ class SetPriority:
     jobs: tuple[str, ...]
     priority: int
     by: str = ""
+    only_of: str | None = None
 
 
 @frozen
@@ -168,6 +181,8 @@ class Declare:
 
     cluster: Cluster | None
     source: str = ""
+    by: str = ""
+    """Who asked to read it again; empty: the coordinator itself, at its start or by a signal."""
 
 
 @frozen
@@ -219,7 +234,7 @@ class Done:
 
 
 Command: TypeAlias = (
-    Submission
+    Submit
     | Hello
     | Claim
     | Renewal

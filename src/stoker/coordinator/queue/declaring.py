@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stoker.coordinator.queue.classes import listed_words, reclassify
 from stoker.coordinator.queue.commands import Declare, Done
-from stoker.coordinator.queue.moves import plain
+from stoker.coordinator.queue.moves import plain, telling
 from stoker.coordinator.queue.roster import offer
 from stoker.coordinator.queue.turn import Turn
 from stoker.model.fleet_events import FleetKinds
@@ -16,11 +16,12 @@ def declare(turn: Turn, said: Declare) -> Done:
     turn.book.cluster = said.cluster
     moved = _spread(turn)
     nodes = [] if said.cluster is None else [node.name for node in said.cluster.nodes]
-    turn.tell(FleetKinds.POLICY_RELOADED, fields={"source": plain(said.source), "machines": nodes})
+    fields = {"source": plain(said.source), "machines": nodes, **telling({"by": plain(said.by)})}
+    turn.tell(FleetKinds.POLICY_RELOADED, fields=fields)
     return Done(changed=tuple(nodes), data={"jobs_moved": moved})
 
 
-def put_policies(turn: Turn, policies: tuple[HostPolicy, ...], *, source: str) -> None:
+def put_policies(turn: Turn, policies: tuple[HostPolicy, ...], *, source: str, by: str) -> None:
     """Lay what a manifest says about machines over what is known of them."""
     book = turn.book
     new = [policy for policy in policies if book.policies.get(policy.name) != policy]
@@ -30,7 +31,8 @@ def put_policies(turn: Turn, policies: tuple[HostPolicy, ...], *, source: str) -
         book.policies[policy.name] = policy
         turn.write(turn.statements.put_policy, name=policy.name, policy=policy.model_dump_json(), source=source)
     _spread(turn)
-    turn.tell(FleetKinds.POLICY_RELOADED, fields={"source": source, "machines": [policy.name for policy in new]})
+    fields = {"source": source, "machines": [policy.name for policy in new], **telling({"by": by})}
+    turn.tell(FleetKinds.POLICY_RELOADED, fields=fields)
 
 
 def _spread(turn: Turn) -> int:

@@ -14,10 +14,10 @@ from stoker.model.digests import digest_value
 from stoker.model.errors import Faults
 from stoker.model.faults import Fault
 from stoker.model.frozen import frozen
-from stoker.model.ids import job_id
 from stoker.model.json_text import dumps
 from stoker.model.names import JOB_NAME_RULE, is_job_name
 from stoker.wire.codec import alike
+from stoker.wire.identity import identity_fault
 from stoker.wire.orders import JobOrder, Submission
 
 _MOST_INT = (1 << 31) - 1
@@ -145,23 +145,7 @@ def _text(order: JobOrder) -> str:
 
 
 def _wrong(order: JobOrder) -> str:
-    if called := _wrongly_called(order):
-        return called
-    try:
-        made_of = job_id(
-            recipe=order.recipe,
-            schema_version=order.schema_version,
-            args=order.identity,
-            mode=order.mode,
-            seed=order.seed,
-            split_recipe=order.split_recipe,
-            train_hosts=order.train_hosts,
-        )
-    except (TypeError, ValueError) as error:
-        return f"its identity can't be encoded: {error}"
-    if made_of != order.id:
-        return f"its id {order.id[:12]} is not that of what it asks for ({made_of[:12]})"
-    return ""
+    return _wrongly_called(order) or identity_fault(order.id, order)
 
 
 def _wrongly_called(order: JobOrder) -> str:

@@ -13,20 +13,23 @@ from stoker.coordinator.queue.rows import JobRow
 from stoker.coordinator.queue.turn import Turn
 from stoker.coordinator.queue.waiting import Ready
 from stoker.model.errors import IllegalMove, NotFound
+from stoker.model.fleet_errors import NotAllowed
 from stoker.model.fleet_events import FleetKinds
 from stoker.model.json_text import loads
 from stoker.model.lifecycle import JobState
+from stoker.model.principals import may_change
 from stoker.model.retry import Cause
 
 
 def cancel(turn: Turn, asked: CancelJobs) -> Done:
     """Note for good that nobody wants these jobs: what waits ends now, what runs is told to stop."""
-    return _for_each(turn, asked.jobs, lambda row: _cancel_one(turn, row, plain(asked.by)))
+    rows = rows_of(turn, asked.jobs, asked.only_of)
+    return _for_each(rows, lambda row: _cancel_one(turn, row, plain(asked.by)))
 
 
 def requeue(turn: Turn, asked: RequeueJobs) -> Done:
     """Start terminal jobs again. All of them or, if one is live, none."""
-    rows = rows_of(turn, asked.jobs)
+    rows = rows_of(turn, asked.jobs, asked.only_of)
     for row in rows:
         if row.state in (JobState.CLAIMED.value, JobState.RUNNING.value):
             raise IllegalMove(
@@ -35,12 +38,13 @@ def requeue(turn: Turn, asked: RequeueJobs) -> Done:
                 state=row.state,
                 move="requeue",
             )
-    return _for_each(turn, asked.jobs, lambda row: _requeue_one(turn, row, plain(asked.by)), rows)
+    return _for_each(rows, lambda row: _requeue_one(turn, row, plain(asked.by)))
 
 
 def set_priority(turn: Turn, asked: SetPriority) -> Done:
     """Put jobs elsewhere in the line; of those that do not wait, it counts should they wait again."""
-    return _for_each(turn, asked.jobs, lambda row: _set_priority_one(turn, row, asked.priority, plain(asked.by)))
+    rows = rows_of(turn, asked.jobs, asked.only_of)
+    return _for_each(rows, lambda row: _set_priority_one(turn, row, asked.priority, plain(asked.by)))
 
 
 def requeue_row(turn: Turn, row: JobRow, *, spec: str, code: str, **fields: Any) -> None:
@@ -159,9 +163,9 @@ def _set_priority_one(turn: Turn, row: JobRow, priority: int, by: str) -> str:
     return ""
 
 
-def _for_each(turn: Turn, jobs: tuple[str, ...], do: Callable[[JobRow], str], rows: list[JobRow] | None = None) -> Done:
+def _for_each(rows: list[JobRow], do: Callable[[JobRow], str]) -> Done:
     changed, notes = [], []
-    for row in rows if rows is not None else rows_of(turn, jobs):
+    for row in rows:
         note = do(row)
         if note:
             notes.append(note)
@@ -170,11 +174,19 @@ def _for_each(turn: Turn, jobs: tuple[str, ...], do: Callable[[JobRow], str], ro
     return Done(changed=tuple(changed), notes=tuple(notes))
 
 
-def rows_of(turn: Turn, jobs: tuple[str, ...]) -> list[JobRow]:
-    """Read jobs by their ids, in the order asked; all of them or none."""
+def rows_of(turn: Turn, jobs: tuple[str, ...], only_of: str | None = None) -> list[JobRow]:
+    """Read jobs by their ids, in the order asked; all of them or none. `NotAllowed` if one is not `only_of`'s."""
     ids = list(dict.fromkeys(jobs))
     found = {row[1]: JobRow(*row) for row in turn.read(turn.queries.jobs_by_id, ids=turn.many(ids))}
     missing = [id for id in ids if id not in found]
     if missing:
         raise NotFound(f"there is no job {missing[0][:12]}", hint="`stoker jobs` lists them", jobs=missing)
-    return [found[id] for id in ids]
+    rows = [found[id] for id in ids]
+    others = next((row for row in rows if not may_change(only_of, row.submitter)), None)
+    if others is not None:
+        submitter = others.submitter or "the coordinator's operator"
+        raise NotAllowed(
+            f"{others.shown} was submitted by {submitter}: changing it needs the role operate",
+            hint="ask its submitter, or somebody with the role operate",
+        )
+    return rows

@@ -9,6 +9,7 @@ from stoker.coordinator.queue.rows import JobRow
 from stoker.model.frozen import changed, frozen
 from stoker.model.json_text import loads
 from stoker.model.lifecycle import JobState
+from stoker.model.principals import may_change
 from stoker.wire.orders import OnChangedCode, Outcome
 
 _CODE = frozenset({"code", "code_tree", "code_folder", "commit", "folder", "project"})
@@ -31,6 +32,10 @@ class Fate:
     changes: tuple[str, ...] = ()
     kept_name: Draft | None = None
     """The same under the name that the job has; nothing: it is called as it is asked for."""
+    is_anothers: bool = False
+    """Another principal submitted the job: it stays exactly as it is."""
+    withheld: tuple[str, ...] = ()
+    """What would have changed of it."""
 
     @property
     def written(self) -> Draft:
@@ -43,7 +48,14 @@ class Fate:
         return bool(self.changes) and not (self.changes == (CODE_TREE,) and JobState(self.state).is_terminal)
 
 
-def decide(draft: Draft, row: JobRow | None, on_changed_code: OnChangedCode, source: str = "") -> Fate:
+def decide(
+    draft: Draft,
+    row: JobRow | None,
+    on_changed_code: OnChangedCode,
+    source: str = "",
+    *,
+    only_of: str | None = None,
+) -> Fate:
     """Say what becomes of an order. Its state is kept, except where its code is another now.
 
     So is its name, whatever the same work is called this time: people look for it under the old one. Only the source
@@ -51,13 +63,30 @@ def decide(draft: Draft, row: JobRow | None, on_changed_code: OnChangedCode, sou
 
     A job that failed is tried again with anything that changed in its project; a result is doubted only if the
     program's own files did, and run again on demand alone; what has not ended runs with what the project is now.
+
+    A job that somebody other than `only_of` submitted (None: all may be changed) is followed and never changed.
     """
     if row is None:
         return Fate(draft=draft, row=None, outcome=Outcome.NEW, state=JobState.PENDING.value)
-    if draft.order.name != row.name and (not source or source != row.source):
+    is_anothers = not may_change(only_of, row.submitter)
+    if is_anothers or (draft.order.name != row.name and (not source or source != row.source)):
         kept_name = called_as(draft, row.name, row.number, row.label, loads(row.spec).get("point", {}))
-        return changed(_of_known(kept_name, row, on_changed_code), draft=draft, kept_name=kept_name)
+        fate = changed(_of_known(kept_name, row, on_changed_code), draft=draft, kept_name=kept_name)
+        return _followed(fate, row) if is_anothers else fate
     return _of_known(draft, row, on_changed_code)
+
+
+def _followed(fate: Fate, row: JobRow) -> Fate:
+    """Return what becomes of an order for another principal's job: nothing, with what would have become of it."""
+    withheld = (*fate.changes, "code") if fate.outcome is Outcome.KEPT else fate.changes
+    return changed(
+        fate,
+        outcome=Outcome.KNOWN,
+        state=row.state,
+        changes=(),
+        is_anothers=True,
+        withheld=tuple(dict.fromkeys(withheld)),
+    )
 
 
 def changed_fields(old: dict[str, Any], new: dict[str, Any]) -> tuple[str, ...]:

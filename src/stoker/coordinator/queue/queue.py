@@ -19,7 +19,7 @@ from stoker.coordinator.authority.revocations import Revocations
 from stoker.coordinator.authority.standing import Standing
 from stoker.coordinator.database.opening import Database
 from stoker.coordinator.matching.matcher import Matcher
-from stoker.coordinator.queue.commands import Answer, Command
+from stoker.coordinator.queue.commands import Answer, Command, Submit
 from stoker.coordinator.queue.drafting import draft
 from stoker.coordinator.queue.reading.reader import Reader
 from stoker.coordinator.queue.setting import Setting
@@ -28,7 +28,6 @@ from stoker.model.clock import Clock
 from stoker.model.errors import StokerError, Unavailable
 from stoker.model.leases import Budgets, FleetTimes, Token
 from stoker.model.pacing import Pace
-from stoker.wire.orders import Submission
 
 Then = Callable[[Answer | StokerError], None]
 Listener = Callable[[int, bool], None]
@@ -103,10 +102,10 @@ class Queue:
     def post(self, command: Command, then: Then) -> None:
         """Take a command; `then` is called exactly once, in the writer's thread, and must not block or raise."""
         drafts = None
-        if isinstance(command, Submission):
+        if isinstance(command, Submit):
             try:
                 # Thousands of digests: in the asker's thread, not in everybody's way.
-                drafts = draft(command)
+                drafts = draft(command.asked)
             except StokerError as error:
                 then(error)
                 return

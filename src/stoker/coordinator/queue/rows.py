@@ -38,6 +38,7 @@ class JobRow(NamedTuple):
     archive_sha256: str
     started_s: float | None
     cause: str
+    submitter: str
 
     @property
     def shown(self) -> str:

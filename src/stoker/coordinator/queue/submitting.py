@@ -8,10 +8,11 @@ from typing import Any
 
 from stoker.coordinator.queue.arranging import Arrangement, arrange
 from stoker.coordinator.queue.classes import class_of
+from stoker.coordinator.queue.commands import Submit
 from stoker.coordinator.queue.declaring import put_policies
 from stoker.coordinator.queue.drafting import Draft, Drafts
 from stoker.coordinator.queue.following import recount
-from stoker.coordinator.queue.moves import enter_line, leave_line, plain
+from stoker.coordinator.queue.moves import enter_line, leave_line, plain, telling
 from stoker.coordinator.queue.operating import requeue_row
 from stoker.coordinator.queue.outcomes import CODE_TREE, Fate, decide
 from stoker.coordinator.queue.replacing import replaced, shown_left, what_differs
@@ -31,21 +32,25 @@ _CURES_NOTHING = frozenset({"name", "number", "label", "point", "priority", "aft
 """Changes of a job that are nothing to the machine that declined it."""
 
 
-def submit(turn: Turn, asked: Submission, drafts: Drafts) -> Submitted:
+def submit(turn: Turn, command: Submit, drafts: Drafts) -> Submitted:
     """Take a submission in, or say what it would change."""
+    asked = command.asked
     if asked.key and not asked.dry_run:
         before = turn.read(turn.queries.submission, of_key=plain(asked.key))
         if before:
             return _again(asked, drafts, *before[0])
     ids = [one.order.id for one in drafts.all]
     known = {row[1]: JobRow(*row) for row in turn.read(turn.queries.jobs_by_id, ids=turn.many(ids))}
-    fates = [decide(one, known.get(one.order.id), asked.on_changed_code, plain(asked.source)) for one in drafts.all]
+    fates = [
+        decide(one, known.get(one.order.id), asked.on_changed_code, plain(asked.source), only_of=command.only_of)
+        for one in drafts.all
+    ]
     arrangement = arrange(turn, fates)
     answer = _answer(turn, asked, drafts, fates)
     if asked.dry_run:
         return answer
     if asked.hosts:
-        put_policies(turn, asked.hosts, source=plain(asked.source))
+        put_policies(turn, asked.hosts, source=plain(asked.source), by=plain(asked.submitter))
     _apply(turn, asked, fates, arrangement)
     if asked.key:
         turn.write(
@@ -88,6 +93,8 @@ def _answer(turn: Turn, asked: Submission, drafts: Drafts, fates: list[Fate]) ->
         elif fate.changes or fate.kept_name is not None:
             was = fate.row.shown if fate.row is not None and fate.row.shown != fate.draft.shown else ""
             own |= {"outcome": fate.outcome, "state": fate.state, "changes": fate.changes, "known_as": was}
+            if fate.is_anothers and fate.row is not None:
+                own |= {"submitter": fate.row.submitter, "withheld": fate.withheld}
             jobs.append(OrderOutcome(**own))
         elif (fate.outcome, fate.state) in firsts:
             jobs.append(alike(firsts[fate.outcome, fate.state], own))
@@ -148,7 +155,8 @@ def _bring_up_to_date(turn: Turn, asked: Submission, fate: Fate) -> None:
     if fate.outcome is Outcome.REQUEUED:
         # Its name and its priority may be others now, too.
         row = _change(turn, asked, fate, fate.row) if set(fate.changes) - _ABOUT_CODE else fate.row
-        requeue_row(turn, row, spec=fate.written.text, code=fate.written.code, why="its code is another now")
+        by = plain(asked.submitter)
+        requeue_row(turn, row, spec=fate.written.text, code=fate.written.code, why="its code is another now", by=by)
     elif fate.is_to_be_written:
         _change(turn, asked, fate, fate.row)
 
@@ -193,7 +201,8 @@ def _add(turn: Turn, asked: Submission, fates: list[Fate], arrangement: Arrangem
             ready[class_id] += 1
             waiting.add(Ready(seq, order.id, class_id, order.priority, now_s, 0, 0, 0, 0, 0, text, ""))
     turn.write_all(turn.statements.add_job, rows)
-    turn.tell_all(FleetKinds.JOB_SUBMITTED, [row["seq"] for row in rows], epoch=0, to_state="pending")
+    by = telling({"by": plain(asked.submitter)})
+    turn.tell_all(FleetKinds.JOB_SUBMITTED, [row["seq"] for row in rows], epoch=0, to_state="pending", fields=by)
     turn.count("state:pending", len(rows))
     for class_id, count in ready.items():
         turn.count(f"class:{class_id}", count)
@@ -249,7 +258,8 @@ def _change(turn: Turn, asked: Submission, fate: Fate, row: JobRow) -> JobRow:
         is_ready=bool(row.is_ready),
         **new,
     )
-    turn.tell(FleetKinds.JOB_CHANGED, seq=row.seq, epoch=row.epoch, fields={"changes": list(fate.changes)})
+    fields = {"changes": list(fate.changes), **telling({"by": plain(asked.submitter)})}
+    turn.tell(FleetKinds.JOB_CHANGED, seq=row.seq, epoch=row.epoch, fields=fields)
     live = turn.book.live_by_seq.get(row.seq)
     if live is not None:
         live.class_id, live.priority, live.attempts = new["class_id"], new["priority"], order.attempts

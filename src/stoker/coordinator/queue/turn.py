@@ -107,9 +107,10 @@ class Turn:
         self._batch.add(self.statements.add_event, told)
 
     def tell_all(self, kind: str, seqs: Iterable[int], **row: Any) -> None:
-        """Leave the same event, but for the job, of each of these; nothing stands in its `fields`."""
+        """Leave the same event, but for the job, of each of these."""
         book = self.book
-        told = {**_NO_EVENT, "at_s": self.now_s, "kind": kind, "generation": book.generation, "fields": "", **row}
+        told = {**_NO_EVENT, "at_s": self.now_s, "kind": kind, "generation": book.generation, **row}
+        told["fields"] = dumps(told["fields"]) if told["fields"] else ""
         first = book.event_id + 1
         rows = [{**told, "id": id, "seq": seq} for id, seq in enumerate(seqs, first)]
         book.event_id += len(rows)

@@ -34,6 +34,7 @@ from stoker.coordinator.queue.commands import (
     PruneBundles,
     RequeueJobs,
     SetPriority,
+    Submit,
     Sweep,
     WantTree,
     Write,
@@ -64,7 +65,6 @@ from stoker.model.frozen import changed
 from stoker.model.leases import Token
 from stoker.model.pacing import Pace, pace_of
 from stoker.wire.leasing import Claim, Hello, Renewal
-from stoker.wire.orders import Submission
 
 _VERBS: dict[type, Callable[[Turn, Any], Answer]] = {
     Claim: claim,
@@ -294,8 +294,8 @@ def _begin(turn: Turn) -> None:
 def _obey(turn: Turn, letter: Letter) -> Answer | StokerError:
     command = letter.command
     try:
-        if isinstance(command, Submission):
-            return submit(turn, command, letter.drafts or draft(command))
+        if isinstance(command, Submit):
+            return submit(turn, command, letter.drafts or draft(command.asked))
         return _VERBS[type(command)](turn, command)
     except (*_OUT_OF_REACH, Bug):
         # A bug may have come half way through: nothing of it must be committed.

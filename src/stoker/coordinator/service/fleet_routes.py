@@ -15,7 +15,7 @@ from stoker.coordinator.service.figures import CONTENT_TYPE
 from stoker.coordinator.service.fleet_figures import FleetFigures, machine_counts
 from stoker.coordinator.service.office import Office
 from stoker.coordinator.service.speech import json_bytes
-from stoker.coordinator.service.who import Still
+from stoker.coordinator.service.who import Still, Who, recorded
 from stoker.model.errors import BadInput, NotFound
 from stoker.wire.asking import DoneView
 from stoker.wire.protocol import VERSION
@@ -75,9 +75,9 @@ class FleetRoutes:
         """Give figures as Prometheus reads them."""
         return raw(await self._office.read(self._figures.text), CONTENT_TYPE)
 
-    async def reload(self, *, dry_run: Annotated[bool, Query()] = False) -> Response:
+    async def reload(self, who: Who, *, dry_run: Annotated[bool, Query()] = False) -> Response:
         """Read the cluster file and the manifest again, and say what changed."""
-        return answer(await self._office.reload(dry_run=dry_run))
+        return answer(await self._office.reload(dry_run=dry_run, by=recorded(who, "")))
 
 
 def refuse_dropped(after: int, meta: Mapping[str, str]) -> None:

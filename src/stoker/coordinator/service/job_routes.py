@@ -12,7 +12,7 @@ from stoker.coordinator.service.answers import Ref, answer, body_of, done
 from stoker.coordinator.service.code_gate import CodeGate
 from stoker.coordinator.service.intake import ORDER_BYTES, headers_of, read_body, read_message
 from stoker.coordinator.service.office import Office
-from stoker.coordinator.service.who import Who, recorded
+from stoker.coordinator.service.who import Who, changes_only, recorded
 from stoker.model.fleet_errors import NotAllowed
 from stoker.model.lifecycle import JobState
 from stoker.model.principals import Role
@@ -67,7 +67,7 @@ class JobRoutes:
             submission = submission.model_copy(update={"submitter": submitter})
         if self._code_gate is not None:
             await office.order(self._code_gate.check, submission)
-        submitted = await office.submit(submission)
+        submitted = await office.submit(submission, only_of=changes_only(who))
         if submission.dry_run:
             submitted = await office.read(office.views.forecast, submission, submitted)
         return answer(submitted)
@@ -107,19 +107,27 @@ class JobRoutes:
     async def cancel(self, ref: Ref, who: Who, asked: JobAsk | None = None) -> Response:
         """Say that a job is no longer wanted, or by a sweep's bare name none of its points."""
         jobs = tuple(one.id for one in await self._all(ref))
-        return done(await self._office.ask(CancelJobs(jobs=jobs, by=recorded(who, _by(asked)))))
+        return done(
+            await self._office.ask(CancelJobs(jobs=jobs, by=recorded(who, _by(asked)), only_of=changes_only(who)))
+        )
 
     async def requeue(self, ref: Ref, who: Who, asked: JobAsk | None = None) -> Response:
         """Start a job that has ended again; by a sweep's bare name, its points that did not complete."""
         found = await self._all(ref)
         ended = [one for one in found if one.state in _NOT_COMPLETED] if len(found) > 1 else found
         jobs = tuple(one.id for one in ended or found[:1])
-        return done(await self._office.ask(RequeueJobs(jobs=jobs, by=recorded(who, _by(asked)))))
+        return done(
+            await self._office.ask(RequeueJobs(jobs=jobs, by=recorded(who, _by(asked)), only_of=changes_only(who)))
+        )
 
     async def set_priority(self, ref: Ref, who: Who, asked: PriorityAsk) -> Response:
         """Put a job elsewhere in the line, or by a sweep's bare name all its points."""
         jobs = tuple(one.id for one in await self._all(ref))
-        return done(await self._office.ask(SetPriority(jobs=jobs, priority=asked.priority, by=recorded(who, asked.by))))
+        return done(
+            await self._office.ask(
+                SetPriority(jobs=jobs, priority=asked.priority, by=recorded(who, asked.by), only_of=changes_only(who))
+            )
+        )
 
     async def pin(self, ref: Ref, who: Who, asked: JobAsk | None = None) -> Response:
         """Keep a job's result whatever is pruned."""
@@ -133,16 +141,24 @@ class JobRoutes:
 
     async def cancel_many(self, who: Who, asked: JobsAsk) -> Response:
         """Say that jobs are no longer wanted; those that have ended stay as they are."""
-        return done(await self._office.ask(CancelJobs(jobs=asked.jobs, by=recorded(who, asked.by))))
+        return done(
+            await self._office.ask(CancelJobs(jobs=asked.jobs, by=recorded(who, asked.by), only_of=changes_only(who)))
+        )
 
     async def requeue_many(self, who: Who, asked: JobsAsk) -> Response:
         """Start jobs that have ended again; none of them if one is live."""
-        return done(await self._office.ask(RequeueJobs(jobs=asked.jobs, by=recorded(who, asked.by))))
+        return done(
+            await self._office.ask(RequeueJobs(jobs=asked.jobs, by=recorded(who, asked.by), only_of=changes_only(who)))
+        )
 
     async def set_priority_of_many(self, who: Who, asked: JobsPriorityAsk) -> Response:
         """Put jobs elsewhere in the line."""
         return done(
-            await self._office.ask(SetPriority(jobs=asked.jobs, priority=asked.priority, by=recorded(who, asked.by)))
+            await self._office.ask(
+                SetPriority(
+                    jobs=asked.jobs, priority=asked.priority, by=recorded(who, asked.by), only_of=changes_only(who)
+                )
+            )
         )
 
     async def leaderboard(self, metric: Text = "", recipe: Text = "", name: Text = "", limit: Limit = 20) -> Response:

@@ -57,6 +57,8 @@ _TABLE: tuple[tuple[str, str, Need], ...] = (
     ("POST", r"/v1/hooks", _BY_ROLE[Role.SUBMIT]),
     ("POST", r"/v1/(?:jobs|contents(?:/.*)?)", _BY_ROLE[Role.SUBMIT]),
     ("POST|PUT", r"/v1/trees/.*", _BY_ROLE[Role.SUBMIT]),
+    # Of one's own jobs: the queue refuses others' to whoever has no more than this.
+    ("POST", r"/v1/jobs/(?:[^/]+/)?(?:cancel|requeue|priority)", _BY_ROLE[Role.SUBMIT]),
     ("POST", r"/v1/jobs/.*", _BY_ROLE[Role.OPERATE]),
     ("POST", r"/v1/job/[^/]+/(?:cancel|requeue)", _BY_ROLE[Role.OPERATE]),
     ("POST|DELETE", r"/v1/(?:machines|exec|invites|certificates)(?:/.*)?", _BY_ROLE[Role.OPERATE]),

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 from stoker.coordinator.keeping.keeping import Keeping
-from stoker.coordinator.queue.commands import Command
+from stoker.coordinator.queue.commands import Command, Submit
 from stoker.coordinator.queue.queue import Queue
 from stoker.coordinator.service.counter import Counter
 from stoker.coordinator.service.event_feed import EventFeed
@@ -69,7 +69,7 @@ class Office:
         views: Views,
         about: About,
         clock: Clock,
-        reload: Callable[[bool], DoneView],
+        reload: Callable[[bool, str], DoneView],
     ) -> None:
         self._loop = loop = asyncio.get_running_loop()
         self.queue = queue
@@ -109,14 +109,14 @@ class Office:
         """Check or take in a submission, in a thread for that."""
         return await _in(self._orders, ask, *args, **named)
 
-    async def submit(self, submission: Submission) -> Submitted:
-        """Hand in jobs."""
-        submitted: Submitted = await self.counter.ask_through(self._orders, submission)
+    async def submit(self, submission: Submission, *, only_of: str | None) -> Submitted:
+        """Hand in jobs, for a principal that may change `only_of`'s alone (None: all)."""
+        submitted: Submitted = await self.counter.ask_through(self._orders, Submit(asked=submission, only_of=only_of))
         return submitted
 
-    async def reload(self, *, dry_run: bool) -> DoneView:
-        """Read cluster file and manifest again."""
-        return await self.order(self._reload, dry_run)
+    async def reload(self, *, dry_run: bool, by: str = "") -> DoneView:
+        """Read cluster file and manifest again; `by` is recorded, empty for the coordinator itself."""
+        return await self.order(self._reload, dry_run, by)
 
     def close(self) -> None:
         """Let everybody go who waits; nothing is held open from now on."""

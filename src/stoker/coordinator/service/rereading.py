@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from stoker.coordinator.queue.commands import Answer, Command, Declare, Done
+from stoker.coordinator.queue.commands import Answer, Command, Declare, Done, Submit
 from stoker.model.errors import StokerError
 from stoker.model.frozen import fields_of
 from stoker.model.names import point_name
@@ -49,8 +49,8 @@ class Files:
         self._cluster: Cluster | None = None
         self._turn = threading.Lock()
 
-    def read_again(self, dry_run: bool = False) -> DoneView:  # noqa: FBT001, FBT002 - handed on as a plain callable
-        """Read both, then let both hold. Raises what is wrong with either, with nothing changed."""
+    def read_again(self, dry_run: bool = False, by: str = "") -> DoneView:  # noqa: FBT001, FBT002 - handed on as a plain callable
+        """Read both, then let both hold; `by` asked for it. Raises what is wrong with either, with nothing changed."""
         with self._turn:
             cluster = self._read_cluster() if self._read_cluster is not None else None
             submission = self._read_manifest() if self._read_manifest is not None else None
@@ -61,19 +61,21 @@ class Files:
                 data["cluster"] = len(notes)
             if submission is not None:
                 # Before the cluster: what the queue refuses of it must leave that as it was, too.
-                submitted = self._submit(submission.model_copy(update={"dry_run": dry_run}))
+                submitted = self._submit(
+                    submission.model_copy(update={"dry_run": dry_run, "submitter": by or submission.submitter})
+                )
                 names, lines = manifest_changes(submitted)
                 told += names
                 notes += lines
                 data |= {"jobs": submitted.counts, "vanished": len(submitted.vanished)}
             if cluster is not None and not dry_run:
-                done = self._queue.ask(Declare(cluster=cluster, source=self._source))
+                done = self._queue.ask(Declare(cluster=cluster, source=self._source, by=by))
                 notes += done.notes if isinstance(done, Done) else ()
                 self._cluster = cluster
             return DoneView(changed=tuple(told), notes=tuple(notes), data={**data, "dry_run": dry_run})
 
     def _submit(self, submission: Submission) -> Submitted:
-        answer = self._queue.ask(submission)
+        answer = self._queue.ask(Submit(asked=submission))
         if not isinstance(answer, Submitted):
             message = f"the queue answered a submission with {type(answer).__name__}"
             raise TypeError(message)

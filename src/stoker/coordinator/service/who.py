@@ -11,7 +11,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from stoker.model.principals import Principal
+from stoker.model.principals import Principal, Role, owner_of
 
 PEER = "stoker.peer"
 """Where a request's scope has its connection's other end."""
@@ -36,11 +36,16 @@ Still = Annotated[Callable[[], bool], Depends(_still)]
 
 
 def recorded(who: Principal, claimed: str) -> str:
-    """Give who is recorded: the name that was verified, and behind it what the program says of itself.
+    """Return who is recorded: the name that was verified, and behind it what the program says of itself.
 
-    Where nobody's name was verified, what the program says has to do: it came over loopback, from whoever may read the
-    operator's token.
+    A principal without a name is the operator of this home. What its program says is recorded, in a form that can't be
+    taken for a verified name (`model.principals.owner_of`).
     """
     if not who.name:
-        return claimed[:_LONGEST]
+        return f"local user ({claimed})"[:_LONGEST] if owner_of(claimed) else claimed[:_LONGEST]
     return f"{who.name} ({claimed})"[:_LONGEST] if claimed and claimed != who.name else who.name
+
+
+def changes_only(who: Principal) -> str | None:
+    """Return whose jobs a principal may change: its own, or with the role operate all (None)."""
+    return None if who.may(Role.OPERATE) else who.name

@@ -39,6 +39,8 @@ class JobBrief:
     devices: list[str]
     is_shared: bool
     vram_bytes: int
+    unproven: dict[str, Any] = fresh(factory=dict)
+    """Arguments whose files have to be digested here before it starts, as the job's identity has them."""
 
 
 @frozen

@@ -7,9 +7,10 @@ arg:inputs.1    of an argument that holds several paths, the second
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from stoker.model.errors import BadInput
 from stoker.plan.recipe import Recipe
 
 ENV, ARG = "env:", "arg:"
@@ -27,6 +28,35 @@ def with_inputs(recipe: Recipe, args: Mapping[str, Any], paths: Mapping[str, str
         own = {where: path for where, path in paths.items() if where.partition(".")[0] == f"{ARG}{name}"}
         if own:
             made[name] = _with_own(recipe, name, value, own)
+    return made
+
+
+def without_runtime(args: dict[str, Any], leaves: Sequence[str]) -> dict[str, Any]:
+    """Return arguments in which the runtime leaves of records (`trees.verbose`) stand beside the records.
+
+    What is left of a record is then what the job's identity has of it, and can be compared without the recipe.
+    """
+    made = dict(args)
+    for path in leaves:
+        *steps, last = path.split(".")
+        into = made
+        for step in steps:
+            into[step] = into = dict(into[step])
+        made[path] = into.pop(last)
+    return made
+
+
+def with_runtime(recipe: Recipe, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `without_runtime` was given. `BadInput` for a leaf that the recipe has not declared as such."""
+    made = dict(args)
+    for path in [name for name in args if "." in name]:
+        if path not in recipe.args.nested_runtime():
+            raise BadInput(f"{path} is no runtime argument of {recipe.name}", hint="submit the job again")
+        *steps, last = path.split(".")
+        into = made
+        for step in steps:
+            into[step] = into = dict(into.get(step, {}))
+        into[last] = made.pop(path)
     return made
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.model.digests import Digest
+from stoker.model.errors import HashMismatch
 from stoker.model.fleet_errors import VersionSkew
 from stoker.model.frozen import changed
+from stoker.model.ids import contents_of
 from stoker.plan.recipe import Recipe
 from stoker.plan.sweep_plan import TrialNodes
 from stoker.worker.attempt.assignment import Assignment, JobBrief
-from stoker.worker.attempt.inputs import with_inputs
+from stoker.worker.attempt.inputs import with_inputs, with_runtime
 from stoker.worker.config_paper import CONFIG, config_paper
 from stoker.worker.job_folder import JobSpec
 from stoker.worker.ordering import Desk, Order
@@ -32,6 +34,7 @@ def order_assignment(desk: Desk, assignment: Assignment) -> Order:
             hint="install the same version of its cookbook everywhere",
         )
     args = with_inputs(recipe, _args_here(recipe, brief), assignment.paths)
+    _check_contents(desk, brief, args)
     if assignment.run_as and recipe.name != RECIPE and args.get(CHECKPOINTS):
         # A stage runs as we do, and whoever wants the job may not say where we write.
         args[CHECKPOINTS] = None
@@ -83,9 +86,21 @@ def spec_of(spec: JobSpec, assignment: Assignment) -> JobSpec:
     )
 
 
+def _check_contents(desk: Desk, brief: JobBrief, args: dict[str, Any]) -> None:
+    """Refuse a job whose files here are not those that its id is made from, where they did not come as its inputs."""
+    for name, wanted in brief.unproven.items():
+        for path, digest in contents_of(wanted, args.get(name)):
+            if desk.digest(path) != digest:
+                raise HashMismatch(
+                    f"{name}: {path} is not what the job was submitted with ({digest[:19]})",
+                    hint="submit the job again, or put the same file there",
+                    path=path,
+                )
+
+
 def _args_here(recipe: Recipe, brief: JobBrief) -> dict[str, Any]:
     """Give a job's arguments with what placement decided: of what is made, at most a width that nobody named."""
-    args = dict(brief.args)
+    args = with_runtime(recipe, brief.args)
     if brief.seed is not None and "seed" in recipe.args.specs:
         args.setdefault("seed", brief.seed)
     if recipe.name == RECIPE:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from stoker.hardware.admission import Memory
 from stoker.model.frozen import frozen
 from stoker.model.units import format_size
+from stoker.wire.identity import identity_fault
 from stoker.wire.leasing import Grant
 
 LEAST_FREE_BYTES = 256 * 1024 * 1024
@@ -42,8 +43,14 @@ class Refusal:
 
 def why_not(grant: Grant, look: Look) -> Refusal | None:
     """Say why a job does not start here and now; nothing if it does."""
-    checks = (_recipe, _surroundings, _room)
+    checks = (_identity, _recipe, _surroundings, _room)
     return next((found for found in (check(grant, look) for check in checks) if found is not None), None)
+
+
+def _identity(grant: Grant, _look: Look) -> Refusal | None:
+    """Refuse a job that is not the one its id names: the coordinator, or its database, was tampered with."""
+    fault = identity_fault(grant.job, grant)
+    return Refusal(reason="identity", message=f"not the job that its id names: {fault}", lasts=True) if fault else None
 
 
 def _recipe(grant: Grant, look: Look) -> Refusal | None:

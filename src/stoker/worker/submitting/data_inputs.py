@@ -92,6 +92,9 @@ class DataInputs:
     def _read(self, where: str, path: str) -> DataInput:
         desk, real = self._desk, os.path.realpath(path)
         name, is_folder = os.path.basename(real), os.path.isdir(real)
+        if not is_folder and name != one_line(name, 255):
+            # Its name is part of its tree, and the tree of the job's id: it has to travel as it is.
+            raise LocalFile(f"a file's name has characters that can't be shown: {one_line(name, 255)}", path=real)
         memo = desk.memo
         unread = unread_bytes(real, memo=memo)
         shown = where.partition(":")[2]

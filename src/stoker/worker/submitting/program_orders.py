@@ -23,6 +23,7 @@ from stoker.model.ids import job_id
 from stoker.model.requirements import Wish
 from stoker.model.resources import Needs
 from stoker.plan.recipe import Recipe
+from stoker.wire.identity import DATA, PROJECT, RANKS
 from stoker.wire.orders import EnvironmentChoice, JobOrder, RequirementsBody, job_order
 from stoker.worker.ordering import Desk
 from stoker.worker.program_files import ProgramFiles
@@ -34,10 +35,6 @@ from stoker.worker.submitting.recipe_orders import Note, Shared, with_all
 from stoker.worker.submitting.requiring import required_of_entry
 from stoker.worker.submitting.submitted_code import SubmittedCode
 
-DATA = "(data)"
-"""Under this the digests of a program's data stand in its identity; no argument can be called so."""
-PROJECT = "project"
-"""Under this the project stands there; where it lies is nothing to a program."""
 FOUND_ANYWHERE: Mapping[str, Any] = {"code": {}, "machine_gpus": 0, "machine_cpus": 1}
 """Arguments that the worker finds out for its own machine."""
 
@@ -216,9 +213,9 @@ def program_identity(
     identity = recipe.args.identity(values, digest_of)
     if data:
         identity[DATA] = dict(data)
-    if values.get("ranks") is not None:
+    if values.get(RANKS) is not None:
         # What two ranks make is not what four would; and whoever said nothing of ranks keeps the id it always had.
-        identity["ranks"] = values["ranks"]
+        identity[RANKS] = values[RANKS]
     return identity if values["inputs"] else {**identity, PROJECT: values["folder"]}
 
 

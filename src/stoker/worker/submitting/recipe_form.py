@@ -29,6 +29,8 @@ class RecipeForm:
         specs = recipe.args.specs
         self._required = [spec for name, spec in specs.items() if name not in self.base]
         self._with_paths = [name for name, value in self.base.items() if specs[name].type.paths(value)]
+        self.nested_runtime = recipe.args.nested_runtime()
+        """Leaves of records that are no part of the identity."""
         self._own: dict[tuple[str, ...], list[str]] = {}
         self._suggested = 0
 

@@ -15,7 +15,7 @@ from stoker.model.ids import JobIds
 from stoker.plan.recipe import Recipe
 from stoker.plan.sharing import SharedBase
 from stoker.wire.orders import InputBody, JobOrder, RequirementsBody, job_order, order_alike
-from stoker.worker.attempt.inputs import places_of
+from stoker.worker.attempt.inputs import places_of, without_runtime
 from stoker.worker.ordering import Desk
 from stoker.worker.submitting.checking import Checked
 from stoker.worker.submitting.data_inputs import DataInputs
@@ -124,7 +124,7 @@ class RecipeOrders:
             return None
         made: dict[str, Any] = {
             "id": self._ids_of(wanted).of(own),
-            "args": args,
+            "args": without_runtime(args, form.nested_runtime) if form.nested_runtime else args,
             "identity": {**self._base_identity(form), **own},
         }
         if inputs:

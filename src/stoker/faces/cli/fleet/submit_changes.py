@@ -74,6 +74,8 @@ def told(order: JobOrder, outcome: OrderOutcome, *, dry_run: bool) -> dict[str, 
         "changes": list(outcome.changes),
         "known_as": outcome.known_as,
         "instead_of": outcome.instead_of,
+        "submitter": outcome.submitter,
+        "withheld": list(outcome.withheld),
         "forecast": outcome.forecast,
         "dry_run": dry_run,
     }
@@ -104,7 +106,8 @@ def _outcome_text(outcome: OrderOutcome) -> str:
         case Outcome.NEW:
             return ": ".join(filter(None, ("new", outcome.forecast)))
         case Outcome.KNOWN:
-            return f"already in the queue as {outcome.known_as}: {outcome.state}" if outcome.known_as else known
+            known = f"already in the queue as {outcome.known_as}: {outcome.state}" if outcome.known_as else known
+            return "; ".join(filter(None, (known, _whose(outcome))))
         case Outcome.CHANGED:
             changes = f"changed: {', '.join(outcome.changes) or 'it'} ({outcome.state})"
             return f"already in the queue as {outcome.known_as}; {changes}" if outcome.known_as else changes
@@ -113,6 +116,14 @@ def _outcome_text(outcome: OrderOutcome) -> str:
             return "; ".join(filter(None, (again, outcome.forecast)))
         case Outcome.KEPT:
             return "kept: completed, with other code than there is now"
+
+
+def _whose(outcome: OrderOutcome) -> str:
+    """Return whose job it is that stays as it is, if another principal submitted it."""
+    if not outcome.submitter:
+        return ""
+    withheld = f" (yours differs in {', '.join(outcome.withheld)})" if outcome.withheld else ""
+    return f"submitted by {outcome.submitter}, not changed{withheld}"
 
 
 def _called(order: JobOrder) -> str:

@@ -164,8 +164,9 @@ def _hint_at_ended(call: Call, answer: Submitted) -> None:
         them = f"{outdated[0].shown} stays" if len(outdated) == 1 else f"{_jobs(len(outdated))} stay"
         call.out.note(f"hint: {them} completed, though other files of the project changed since; --rerun runs again")
     if ended:
-        name = ended[0].shown
-        call.out.note(f"hint: {name} stays {ended[0].state}: stoker jobs requeue {name} starts it again")
+        name, whose = ended[0].shown, ended[0].submitter
+        how = f"ask {whose} or an operator to requeue it" if whose else f"stoker jobs requeue {name} starts it again"
+        call.out.note(f"hint: {name} stays {ended[0].state}: {how}")
 
 
 def _show_places(call: Call, answer: Submitted, client: FleetClient) -> None:
