@@ -82,6 +82,7 @@ def coordinator(
     host: str = "127.0.0.1",
     is_secure: bool = False,
     files: dict[str, Any] | None = None,
+    system_a: bool = False,
 ) -> Iterator[Fleet]:
     """Serve a database until the block ends."""
     clock, times = clock or SystemClock(), times or FleetTimes()
@@ -114,7 +115,7 @@ def coordinator(
             clock=clock,
             enrolment=secure.enrolment() if secure is not None else None,
         )
-        rules = rules_for(token=TOKEN, host=host, port=port)
+        rules = changed(rules_for(token=TOKEN, host=host, port=port), system_a=system_a)
         if secure is not None:
             rules = changed(rules, hosts=frozenset())
         door = Door(socket_folders(os.environ)[0], socket_name(host, port))

@@ -26,6 +26,7 @@ from stoker.host.notify_socket import NotifySocket
 from stoker.model.clock import Clock
 from stoker.model.errors import BadInput, NotFound, StokerError, Unavailable
 from stoker.model.fleet_errors import AlreadyServing
+from stoker.model.frozen import changed
 from stoker.model.leases import Budgets, FleetTimes
 from stoker.model.units import format_duration
 from stoker.wire.finding import DEFAULT_PORT, OPERATOR_TOKEN
@@ -96,7 +97,7 @@ class Serving:
             parts = self._build(held, times, secure, url)
             files = parts.files.read_again()
             ca_file = secure.ca_file if secure is not None else ""
-            rules = rules_for(token=token, host=host, port=port)
+            rules = changed(rules_for(token=token, host=host, port=port), system_a=self._options.system_a)
             ready = Ready(
                 url=url,
                 database=parts.about.database,
@@ -105,6 +106,7 @@ class Serving:
                 is_open=rules.is_loopback,
                 ca_file=ca_file,
                 times=times,
+                system_a=rules.system_a,
                 files=files,
             )
 

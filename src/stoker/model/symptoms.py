@@ -6,6 +6,14 @@ from enum import StrEnum
 
 from stoker.model.frozen import frozen
 
+SYSTEM_A = "system A"
+"""What a machine whose worker is one of system A has in the place of a version."""
+
+
+def is_skewed(version: str, of_coordinator: str) -> bool:
+    """Return True if a worker's version is not the coordinator's. Those of system A have none of ours to compare."""
+    return version not in (of_coordinator, SYSTEM_A)
+
 
 class Ailment(StrEnum):
     """By the word that stands in events and lists."""

@@ -13,7 +13,7 @@ from statistics import median
 
 from stoker.coordinator.health.facts import Coming, Ending, Facts, MachineFacts
 from stoker.coordinator.health.failing_devices import devices_at_fault
-from stoker.model.symptoms import Ailment, Symptom
+from stoker.model.symptoms import Ailment, Symptom, is_skewed
 from stoker.model.units import format_duration, format_size
 
 KNOWN_S = 24 * 3600.0
@@ -160,7 +160,7 @@ def _fatal_only(among: _Among, machine: MachineFacts) -> Iterator[Symptom]:
 
 
 def _skewed(among: _Among, machine: MachineFacts) -> Iterator[Symptom]:
-    if machine.version == among.version or machine.has_left:
+    if not is_skewed(machine.version, among.version) or machine.has_left:
         return
     its = f"its program is {machine.version}" if machine.version else "its program says no version"
     yield Symptom(

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 
 from stoker.coordinator.authority.guesses import Guesses, Limit, source_of
 from stoker.coordinator.authority.standing import Standing
-from stoker.coordinator.service.needs import Need, need_of
+from stoker.coordinator.service.needs import Need, is_free_in_system_a, is_system_a, need_of
 from stoker.coordinator.service.speech import Refusal
 from stoker.host.tls.peer import Certificate
 from stoker.model.clock import Clock
-from stoker.model.errors import BadInput
+from stoker.model.errors import BadInput, NotFound
 from stoker.model.fleet_errors import NotAllowed, VersionSkew
 from stoker.model.frozen import frozen
 from stoker.model.principals import Principal, Role
@@ -62,6 +62,8 @@ class Rules:
     """The operator's own, from its file or the environment."""
     hosts: frozenset[bytes]
     """Values of `Host` that mean a coordinator on loopback, without TLS. Empty: it listens elsewhere, to any name."""
+    system_a: bool = False
+    """System A's routes are served; on loopback, without TLS, its workers and scripts need no credentials."""
 
     @property
     def is_loopback(self) -> bool:
@@ -119,8 +121,13 @@ class Access:
         self._judge_head(headers, peer, is_read=is_read, is_any_version=need.is_any_version)
         if need.is_open:
             return NOBODY
+        if is_system_a(path) and not self._rules.system_a:
+            hint = "start the coordinator with `stoker serve --system-a`: it serves them, on loopback to any process"
+            raise Refusal(NotFound("the routes of system A are off", hint=hint), 404)
         if peer.is_own_user and (need.role is None or shown_token(headers) is None):
             return LOCAL_WORKER if need.is_workers else LOCAL_ADMIN
+        if self._is_free_in_system_a(method, path, headers):
+            return LOCAL_WORKER if need.is_workers else NOBODY
         if need.is_workers and (peer.certificate is not None or need.role is None):
             return self._machine(peer)
         return self._person(need, headers, peer)
@@ -143,6 +150,11 @@ class Access:
             _judge_version(spoken)
         if not is_read and b"origin" in headers:
             _judge_origin(headers[b"origin"], host)
+
+    def _is_free_in_system_a(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> bool:
+        rules = self._rules
+        is_served = rules.system_a and rules.is_loopback
+        return is_served and is_free_in_system_a(method, path) and shown_token(headers) is None
 
     def _machine(self, peer: Peer) -> Principal:
         shown = peer.certificate

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from stoker.coordinator.queue.queue import Queue
 from stoker.model.clock import Clock
 from stoker.model.frozen import frozen
+from stoker.model.symptoms import is_skewed
 from stoker.wire.views import MachineView, SymptomView
 
 
@@ -33,7 +34,7 @@ class MachineHealth:
                 update={
                     "symptoms": tuple(symptoms.get(view.name, ())),
                     "report": reports.get(view.name, {}),
-                    "is_skewed": view.version != self.version,
+                    "is_skewed": is_skewed(view.version, self.version),
                     "certificate_until_s": max(
                         (one.expires_s for one in standing.certificates_of(view.name, now_s)), default=None
                     ),

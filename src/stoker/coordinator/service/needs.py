@@ -32,6 +32,9 @@ _SUBMITTERS_AND_WORKERS = Need(Role.SUBMIT, is_workers=True)
 _READERS_AND_WORKERS = Need(Role.READ, is_workers=True)
 _BY_ROLE = {role: Need(role) for role in (Role.READ, Role.SUBMIT, Role.OPERATE, Role.ADMIN)}
 
+_SYSTEM_A = re.compile(r"/v1/(?:job/.*|model/.*|workers|manifest/reload)", re.DOTALL)
+_SYSTEM_A_READS = frozenset({"/v1/jobs", "/v1/workers"})
+
 # The first that fits counts.
 _TABLE: tuple[tuple[str, str, Need], ...] = (
     ("GET|HEAD", r"/v1/health", _ANYBODY),
@@ -75,3 +78,13 @@ def need_of(method: str, path: str) -> Need:
         if method in methods and pattern.fullmatch(path):
             return need
     return _BY_ROLE[Role.ADMIN]
+
+
+def is_system_a(path: str) -> bool:
+    """Return True for a route that only programs of system A use."""
+    return _SYSTEM_A.fullmatch(path) is not None
+
+
+def is_free_in_system_a(method: str, path: str) -> bool:
+    """Return True for a route that system A's workers and scripts ask without credentials."""
+    return (is_system_a(path) and need_of(method, path).is_workers) or (method == "GET" and path in _SYSTEM_A_READS)

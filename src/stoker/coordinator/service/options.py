@@ -41,6 +41,8 @@ class ServeOptions:
     code_repository: str = ""
     """Whose commits alone programs may be: its whole path; empty: any code."""
     code_branch: str = ""
+    system_a: bool = False
+    """Serve the routes of system A, whose workers have no credentials."""
 
 
 @frozen
@@ -59,6 +61,8 @@ class Ready:
     ca_file: str
     """The fleet's CA, where it speaks TLS; empty: it does not."""
     times: FleetTimes
+    system_a: bool
+    """It serves the routes of system A."""
     files: DoneView
     """What cluster file and manifest changed."""
 
@@ -70,6 +74,7 @@ class Ready:
             "socket": self.socket,
             "is_open": self.is_open,
             "ca_file": self.ca_file,
+            "system_a": self.system_a,
             "lease_s": self.times.lease_s,
             "heartbeat_s": self.times.heartbeat_s,
             "changed": list(self.files.changed),

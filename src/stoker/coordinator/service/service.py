@@ -5,6 +5,7 @@ Made inside the event loop that serves it.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 
 from stoker.coordinator.authority.enrolment import Enrolment
@@ -87,7 +88,7 @@ class Service:
             FleetRoutes(office, FleetFigures(office)).router,
             RetentionRoutes(office, contents).router,
             ContentRoutes(office, contents, sources).router,
-            SystemARoutes(office).router,
+            SystemARoutes(office, rules.token or secrets.token_bytes(32)).router,
             EnrolmentRoutes(office, parts.enrolment).router,
             TokenRoutes(office).router,
             ExecRoutes(office).router,

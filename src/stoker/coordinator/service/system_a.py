@@ -1,135 +1,112 @@
-"""System A's own routes, as a thin layer over ours: its workers and its scripts go on as they are.
+"""System A's own routes, as a thin layer over ours: on with `stoker serve --system-a`, and off without.
 
-Its workers send what their machine has with every claim and know neither starts nor epochs. A start is therefore called
-by the host's name, and the lease that a host holds now is the one it speaks for; a worker that hands the claim's
-`epoch` back is fenced like ours. A model is the worker's own archive; it is kept as the one file of a bundle.
-`GET /v1/jobs` and `GET /v1/health` are ours.
+Its workers have no credentials: on loopback, without TLS, whoever reaches the port may claim jobs. They send what their
+machine has with every claim and know neither starts nor epochs. A start is therefore called by the host's name, and a
+claim by an `id` that fences it (`system_a_words`). A model is the worker's own archive; it is kept as the one file of a
+bundle. `GET /v1/jobs` and `GET /v1/health` are ours.
 """
 
 from __future__ import annotations
 
+import hmac
 import secrets
-from collections.abc import Mapping
+import threading
 from hashlib import sha256
 from tempfile import NamedTemporaryFile, TemporaryFile
 from typing import IO, Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
 
 from stoker.coordinator.queue.commands import CancelJobs, RequeueJobs, Write
 from stoker.coordinator.service.answers import BYTES_BODY, Ref, answer, done, raw
 from stoker.coordinator.service.intake import too_large
 from stoker.coordinator.service.office import Office
 from stoker.coordinator.service.speech import json_bytes
-from stoker.coordinator.service.who import Who, recorded
+from stoker.coordinator.service.system_a_words import (
+    ClaimA,
+    CompleteA,
+    FailA,
+    HeartbeatA,
+    LeaseA,
+    capability_of,
+    claim_id,
+    incarnation_of,
+    job_of,
+    job_of_claim,
+    measured_in,
+    steady,
+)
+from stoker.coordinator.service.who import Who, changes_only, recorded
 from stoker.model.artifacts import TreeEntry
+from stoker.model.capability_reading import capability_from_dict
 from stoker.model.digests import Digest, digest_value
 from stoker.model.errors import BadInput, NotFound, Refused
-from stoker.model.fleet_errors import NotAllowed, StaleLease
+from stoker.model.fleet_errors import Conflict, NotAllowed, StaleLease
 from stoker.model.frozen import frozen
 from stoker.model.leases import Token
 from stoker.model.names import NODE_NAME_RULE, is_node_name
 from stoker.model.principals import Principal
 from stoker.model.retry import Cause
+from stoker.model.symptoms import SYSTEM_A
 from stoker.store.bundle.packing import Source, pack
 from stoker.wire.asking import DoneView
 from stoker.wire.leasing import (
     Claim,
     Do,
-    ExitCode,
     Fail,
     Finish,
     Grant,
     Granted,
     Hello,
     LeaseReport,
+    Measured,
+    Release,
     Renewal,
-    Seconds,
     Start,
 )
 from stoker.wire.views import AttemptView
 
 BUNDLE = "bundle"
 """What the worker's archive is called inside ours."""
+OUTPUT = "logs/output.log"
+"""The file of an attempt that has what its heartbeats brought."""
 _PIECE_BYTES = 1024 * 1024
-_GIB = 1024**3
 _SPOOLED = 1000
 """Models that were sent and not yet pointed at, in memory."""
-_OF_NOBODY = "that lease is over"
+_NO_PROGRAMS = "system-a"
+"""The only code that its workers accept: no program's. They run models, and bring neither code nor environments."""
 
-JobId = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="A job's id")]
-
-
-class _Told(BaseModel):
-    """What a worker of system A says; what we do not know is passed over."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class ClaimA(_Told):
-    """A host asks for one job."""
-
-    hostname: Annotated[str, Field(max_length=200)] = ""
-    capability: dict[str, Any]
-    """System A's record (`cpu_cores`, `ram_total_gib`, `cuda_devices` …), or ours."""
-
-
-class LeaseA(_Told):
-    """Which lease is meant; nothing said means the one that the job has now."""
-
-    hostname: Annotated[str, Field(max_length=200)] = ""
-    attempt: int | None = None
-    epoch: int | None = None
-
-
-class HeartbeatA(LeaseA):
-    """The job runs; what it says and measures rides along."""
-
-    metrics: dict[str, float] = {}
-    lines: Annotated[tuple[str, ...], Field(max_length=10_000)] = ()
-    step: int | None = None
-
-
-class CompleteA(LeaseA):
-    """It completed, and its model lies with the coordinator."""
-
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    metrics: dict[str, float] = {}
-    seconds: Seconds = 0.0
-
-
-class FailA(LeaseA):
-    """It failed."""
-
-    error: Annotated[str, Field(max_length=4000)] = ""
-    exit_code: ExitCode = 1
-    seconds: Seconds = 0.0
+ClaimId = Annotated[str, Path(max_length=200, description="The `id` of a claim")]
 
 
 @frozen
 class Kept:
     """A worker's archive, kept as a bundle of ours."""
 
+    sha256: str
+    """Of the bytes that the worker sent."""
     tree: Digest
     archive_sha256: Digest
     size_bytes: int
 
 
 class SystemARoutes:
-    """Answers them."""
+    """Answers them. `secret` makes the ids of claims; it stays the same when the coordinator starts again."""
 
-    def __init__(self, office: Office) -> None:
+    def __init__(self, office: Office, secret: bytes) -> None:
         self._office = office
+        self._secret = secret
         self._greeted: dict[str, str] = {}
-        self._models: dict[str, Kept] = {}
+        self._models: dict[tuple[str, str], Kept] = {}
+        """By job and digest, in the order in which they came."""
+        self._output = threading.Lock()
         self.router = APIRouter(tags=["system A"])
         add = self.router.add_api_route
         add("/v1/job/claim", self.claim, methods=["POST"])
-        add("/v1/job/{job}/heartbeat", self.heartbeat, methods=["POST"])
-        add("/v1/job/{job}/complete", self.complete, methods=["POST"])
-        add("/v1/job/{job}/fail", self.fail, methods=["POST"])
-        add("/v1/model/{job}", self.put_model, methods=["PUT"], openapi_extra=BYTES_BODY)
+        add("/v1/job/{claim}/heartbeat", self.heartbeat, methods=["POST"])
+        add("/v1/job/{claim}/complete", self.complete, methods=["POST"])
+        add("/v1/job/{claim}/fail", self.fail, methods=["POST"])
+        add("/v1/model/{claim}", self.put_model, methods=["PUT"], openapi_extra=BYTES_BODY)
         add("/v1/workers", self.workers)
         add("/v1/job/{ref}/cancel", self.cancel, methods=["POST"], response_model=DoneView)
         add("/v1/job/{ref}/requeue", self.requeue, methods=["POST"], response_model=DoneView)
@@ -139,7 +116,7 @@ class SystemARoutes:
         """Ask for one job, with what the machine has."""
         host = asked.hostname or str(asked.capability.get("hostname") or "")
         if not host:
-            raise BadInput("whose claim is it?", hint="send `hostname`, or a capability that has one")
+            raise BadInput("the claim names no host", hint="send `hostname`, or a capability that has one")
         if not is_node_name(host):
             raise BadInput(f"{host[:100]!r} can't be a machine's name", hint=NODE_NAME_RULE)
         if who.name not in ("", host):
@@ -148,42 +125,48 @@ class SystemARoutes:
         digest = digest_value("system A's capability", steady(capability))
         if self._greeted.get(host) != digest:
             await self._greet(host, capability, digest)
+        measured = measured_in(capability)
         try:
-            granted = await self._claim(host)
+            granted = await self._claim(host, measured)
         except NotFound:
-            # Somebody made the coordinator forget the machine, and it is back.
+            # The machine was forgotten, and is back.
             await self._greet(host, capability, digest)
-            granted = await self._claim(host)
-        job = job_of(granted.grants[0]) if granted.grants else None
+            granted = await self._claim(host, measured)
+        job = self._job(granted.grants[0], host) if granted.grants else None
         return _plain({"job": job, "waiting": granted.waiting, "closed": granted.closed})
 
-    async def heartbeat(self, job: JobId, who: Who, said: HeartbeatA | None = None) -> Response:
+    async def heartbeat(self, claim: ClaimId, who: Who, said: HeartbeatA | None = None) -> Response:
         """Keep a lease. The first one says that the job runs."""
         said = said or HeartbeatA()
-        token, attempt = await self._lease(job, said, who)
+        token, attempt = await self._lease(claim, said, who)
         await self._see_started(token, attempt)
+        lines = said.output()
         report = LeaseReport(
-            job=job,
+            job=token.job,
             attempt=token.attempt,
             epoch=token.epoch,
             generation=token.generation,
             metrics=said.metrics,
             step=said.step,
-            says=said.lines[-1][:500] if said.lines else "",
+            says=lines[-1][:500] if lines else "",
         )
         renewal = Renewal(worker=attempt.machine, incarnation=incarnation_of(attempt.machine), leases=(report,))
         renewed = await self._office.ask(renewal)
-        orders = [order.do for order in renewed.orders if order.job == job]
+        orders = [order.do for order in renewed.orders if order.job == token.job]
         if Do.DROP in orders:
-            raise StaleLease(_OF_NOBODY, hint="stop the job and drop its result", job=job)
+            raise _over(token.job)
+        if lines:
+            await self._office.keep(self._keep_output, token, lines)
         return _plain({"ok": True, "cancel": Do.CANCEL in orders, "release": Do.RELEASE in orders})
 
-    async def complete(self, job: JobId, who: Who, said: CompleteA) -> Response:
+    async def complete(self, claim: ClaimId, who: Who, said: CompleteA | None = None) -> Response:
         """Record a result. The model was sent before."""
-        token, attempt = await self._lease(job, said, who)
-        kept = self._models.get(said.sha256)
+        said = said or CompleteA()
+        token, attempt = await self._lease(claim, said, who)
+        kept = self._model(token.job, said.sha256)
         if kept is None:
-            raise Refused(f"no model {said.sha256[:12]} has come yet", hint=f"PUT /v1/model/{job} first", job=job)
+            named = f"model {said.sha256[:12]}" if said.sha256 else "model"
+            raise Refused(f"no {named} was sent for this claim", hint=f"PUT /v1/model/{claim} first", job=token.job)
         await self._see_started(token, attempt)
         finish = Finish(
             attempt=token.attempt,
@@ -194,44 +177,46 @@ class SystemARoutes:
             size_bytes=kept.size_bytes,
             metrics=said.metrics,
             seconds=said.seconds,
-            facts={"model_sha256": said.sha256},
+            facts={"model_sha256": kept.sha256},
         )
-        return answer(await self._office.ask(Write(job=job, said=finish)))
+        return answer(await self._office.ask(Write(job=token.job, said=finish)))
 
-    async def fail(self, job: JobId, who: Who, said: FailA | None = None) -> Response:
-        """Report a failure."""
+    async def fail(self, claim: ClaimId, who: Who, said: FailA | None = None) -> Response:
+        """Report a failure; a job whose worker was shut down goes back to the queue instead."""
         said = said or FailA()
-        token, _ = await self._lease(job, said, who)
-        fail = Fail(
-            attempt=token.attempt,
-            epoch=token.epoch,
-            generation=token.generation,
-            cause=Cause.USER,
-            message=said.error,
-            exit_code=said.exit_code,
-            seconds=said.seconds,
-        )
-        return answer(await self._office.ask(Write(job=job, said=fail)))
+        token, _ = await self._lease(claim, said, who)
+        lease: dict[str, Any] = {"attempt": token.attempt, "epoch": token.epoch, "generation": token.generation}
+        if said.is_shutdown:
+            release = Release(**lease, why=said.error[:2000])
+            return answer(await self._office.ask(Write(job=token.job, said=release)))
+        fail = Fail(**lease, cause=Cause.USER, message=said.error, exit_code=said.exit_code, seconds=said.seconds)
+        return answer(await self._office.ask(Write(job=token.job, said=fail)))
 
     async def put_model(
-        self, request: Request, job: JobId, x_sha256: Annotated[str | None, Header(max_length=64)] = None
+        self, request: Request, claim: ClaimId, who: Who, x_sha256: Annotated[str | None, Header(max_length=64)] = None
     ) -> Response:
         """Send a model: any bytes. `X-Sha256`, where it is sent, must be theirs."""
-        await self._office.read(self._office.reader.find, job)
+        # Before a byte of it is read.
+        token, attempt = await self._lease(claim, LeaseA(), who)
+        if not self._office.queue.is_current(token, attempt.machine):
+            raise _over(token.job)
         with NamedTemporaryFile(dir=self._office.keeping.folder) as spool:
             digest, size_bytes = await self._take(request, spool)
             if x_sha256 is not None and x_sha256 != digest:
                 raise BadInput(
                     f"the bytes that came have another digest: {digest}", hint="send it again", sha256=digest
                 )
-            is_known = await self._is_here(self._models.get(digest))
-            if not is_known:
+            known = await self._known(digest)
+            if known is None:
                 spool.flush()
                 kept = await self._office.keep(self._keep, spool.name, Digest(digest), size_bytes)
-                if len(self._models) >= _SPOOLED:
-                    del self._models[next(iter(self._models))]
-                self._models[digest] = kept
-        return _plain({"sha256": digest, "size_bytes": size_bytes, "is_known": is_known})
+            else:
+                kept = known
+        self._models.pop((token.job, digest), None)
+        while len(self._models) >= _SPOOLED:
+            del self._models[next(iter(self._models))]
+        self._models[token.job, digest] = kept
+        return _plain({"sha256": digest, "size_bytes": size_bytes, "is_known": known is not None})
 
     async def workers(self) -> Response:
         """List the machines as system A did."""
@@ -242,7 +227,8 @@ class SystemARoutes:
                 "state": machine.state,
                 "last_seen": machine.last_seen_s,
                 "jobs": list(machine.jobs),
-                "capability": machine.capability,
+                # Its own fields stand first in our record.
+                "capability": capability_from_dict(machine.capability).to_dict() if machine.capability else {},
             }
             for machine in machines
         ]
@@ -250,35 +236,51 @@ class SystemARoutes:
 
     async def cancel(self, ref: Ref, who: Who) -> Response:
         """Say that a job is no longer wanted."""
-        job = await self._office.read(self._office.reader.find, ref)
-        return done(await self._office.ask(CancelJobs(jobs=(job.id,), by=recorded(who, ""))))
+        job, by = await self._meant(ref), recorded(who, "")
+        return done(await self._office.ask(CancelJobs(jobs=(job,), by=by, only_of=changes_only(who))))
 
     async def requeue(self, ref: Ref, who: Who) -> Response:
         """Start a job that has ended again."""
-        job = await self._office.read(self._office.reader.find, ref)
-        return done(await self._office.ask(RequeueJobs(jobs=(job.id,), by=recorded(who, ""))))
+        job, by = await self._meant(ref), recorded(who, "")
+        return done(await self._office.ask(RequeueJobs(jobs=(job,), by=by, only_of=changes_only(who))))
 
-    async def reload(self) -> Response:
+    async def reload(self, who: Who) -> Response:
         """Read the cluster file and the manifest again."""
-        return answer(await self._office.reload(dry_run=False))
+        return answer(await self._office.reload(dry_run=False, by=recorded(who, "")))
+
+    async def _meant(self, ref: str) -> str:
+        """Return the id of the job that is meant; the `id` of a claim names one, too."""
+        return (await self._office.read(self._office.reader.find, job_of_claim(ref) or ref)).id
 
     async def _greet(self, host: str, capability: dict[str, Any], digest: Digest) -> None:
-        """Say hello for a host: its capability is another now, or nobody knows it."""
+        """Say hello for a host: its capability changed, or it is not known. `Conflict` for a name of our workers."""
+        known = await self._office.read(self._office.reader.machines, host)
+        if any(one.incarnation != incarnation_of(host) and one.left_s is None for one in known):
+            raise Conflict(
+                f"{host} is a machine with a worker of Stoker",
+                hint="give this worker another name (FLEET_HOST_ID), or stop the other one",
+                machine=host,
+            )
         hello = Hello(
             worker=host,
             incarnation=incarnation_of(host),
-            version="system A",
+            version=SYSTEM_A,
             capability=capability,
             capability_digest=digest,
             slots=1,
+            accepts=(_NO_PROGRAMS,),
         )
         await self._office.ask(hello)
         self._greeted[host] = digest
 
-    async def _claim(self, host: str) -> Granted:
-        claim = Claim(request_id=secrets.token_hex(16), worker=host, incarnation=incarnation_of(host))
+    async def _claim(self, host: str, measured: Measured) -> Granted:
+        request = secrets.token_hex(16)
+        claim = Claim(request_id=request, worker=host, incarnation=incarnation_of(host), measured=measured)
         granted: Granted = await self._office.ask(claim)
         return granted
+
+    def _job(self, grant: Grant, host: str) -> dict[str, Any]:
+        return job_of(grant, claim_id(self._secret, grant.token(), host))
 
     async def _see_started(self, token: Token, attempt: AttemptView) -> None:
         """Say that a job runs, for a worker that has no word for it."""
@@ -286,24 +288,40 @@ class SystemARoutes:
             said = Start(attempt=token.attempt, epoch=token.epoch, generation=token.generation)
             await self._office.ask(Write(job=token.job, said=said))
 
-    async def _is_here(self, kept: Kept | None) -> bool:
-        """Whether a model that was sent before still lies here: what no job came to point at may have been pruned."""
-        office = self._office
-        return kept is not None and await office.keep(office.keeping.has_archive, kept.archive_sha256) is not None
+    async def _lease(self, claim: str, said: LeaseA, who: Principal) -> tuple[Token, AttemptView]:
+        """Return the lease of a claim, live or not: the queue fences it. `StaleLease` if it is no claim of theirs."""
+        job = job_of_claim(claim)
+        if not job:
+            raise StaleLease("that is not the `id` of a claim", hint="use the `id` that POST /v1/job/claim answered")
+        for one in await self._office.read(self._office.reader.attempts_of, job):
+            token = Token(job=job, attempt=one.number, epoch=one.epoch, generation=one.generation)
+            if hmac.compare_digest(claim, claim_id(self._secret, token, one.machine)):
+                is_theirs = {said.hostname, who.name} <= {"", one.machine}
+                if is_theirs and said.epoch in (None, one.epoch) and said.attempt in (None, one.number):
+                    return token, one
+        raise _over(job)
 
-    async def _lease(self, job: str, said: LeaseA, who: Principal) -> tuple[Token, AttemptView]:
-        """Give the lease that a worker speaks for: the job's own now. `StaleLease` if it is somebody else's."""
-        attempts = await self._office.read(self._office.reader.attempts_of, job)
-        now = attempts[-1] if attempts else None
-        is_theirs = now is not None and not now.ending and {said.hostname, who.name} <= {"", now.machine}
-        if (
-            now is None
-            or not is_theirs
-            or said.epoch not in (None, now.epoch)
-            or said.attempt not in (None, now.number)
-        ):
-            raise StaleLease(_OF_NOBODY, hint="stop the job and drop its result", job=job)
-        return Token(job=job, attempt=now.number, epoch=now.epoch, generation=now.generation), now
+    def _model(self, job: str, digest: str) -> Kept | None:
+        """Return the model that was sent for a job: that of a digest, or the last one."""
+        sent = [kept for (of, _), kept in self._models.items() if of == job and digest in ("", kept.sha256)]
+        return sent[-1] if sent else None
+
+    async def _known(self, digest: str) -> Kept | None:
+        """Return a model that was sent before and is still here: what no job came to point at may have been pruned."""
+        office = self._office
+        for kept in self._models.values():
+            if kept.sha256 == digest:
+                is_here = await office.keep(office.keeping.has_archive, kept.archive_sha256) is not None
+                return kept if is_here else None
+        return None
+
+    def _keep_output(self, token: Token, lines: tuple[str, ...]) -> None:
+        """Add what a job printed to its attempt's file, where `stoker logs` finds it."""
+        text = "".join(f"{line.rstrip(chr(10))}\n" for line in lines).encode(errors="backslashreplace")
+        with self._output:
+            files = self._office.keeping.attempt_files
+            offset = files.size(token.job, token.attempt, OUTPUT) or 0
+            self._office.keeping.append(token.job, token.attempt, OUTPUT, offset, text)
 
     async def _take(self, request: Request, spool: IO[bytes]) -> tuple[str, int]:
         """Write a body down as it comes, hashed on the way."""
@@ -324,74 +342,16 @@ class SystemARoutes:
             bundle = pack([Source(entry=entry, path=path)], packed)
             packed.seek(0)
             office.keeping.bundles.put(bundle.archive_sha256, packed, size_bytes=bundle.archive_bytes)
-        return Kept(tree=bundle.tree_digest, archive_sha256=bundle.archive_sha256, size_bytes=bundle.archive_bytes)
+        return Kept(
+            sha256=digest,
+            tree=bundle.tree_digest,
+            archive_sha256=bundle.archive_sha256,
+            size_bytes=bundle.archive_bytes,
+        )
 
 
-def incarnation_of(host: str) -> str:
-    """Name the start of a worker that does not name its starts: always the same for a host."""
-    return f"system-a-{sha256(host.encode()).hexdigest()[:32]}"
-
-
-def capability_of(host: str, said: Mapping[str, Any]) -> dict[str, Any]:
-    """Give system A's record as ours: sizes in bytes, devices with names of their own. One of ours stays as it is."""
-    if "schema" in said or "devices" in said:
-        return {**said, "hostname": host}
-    devices = said.get("cuda_devices") if said.get("cuda_available", True) else ()
-    return {
-        "schema": 1,
-        "hostname": host,
-        "os": str(said.get("os") or ""),
-        "arch": str(said.get("arch") or ""),
-        "cpu_cores": said.get("cpu_cores") or 1,
-        "ram_total_bytes": _bytes(said.get("ram_total_gib")),
-        "ram_available_bytes": _bytes(said.get("ram_available_gib")),
-        "python_version": str(said.get("python_version") or ""),
-        "training_commit": str(said.get("training_commit") or ""),
-        "devices": [
-            {
-                "uuid": f"{host}-cuda-{index}",
-                "backend": "cuda",
-                "name": str(device.get("name") or ""),
-                "index": index,
-                "total_bytes": _bytes(device.get("vram_total_gib")),
-                "free_bytes": _bytes(device.get("vram_free_gib")),
-            }
-            for index, device in enumerate(devices if isinstance(devices, list | tuple) else ())
-            if isinstance(device, Mapping)
-        ],
-    }
-
-
-def steady(capability: Mapping[str, Any]) -> dict[str, Any]:
-    """Give of a capability what does not change from minute to minute."""
-    kept = {key: value for key, value in capability.items() if key not in ("ram_available_bytes", "ram_available_gib")}
-    devices = capability.get("devices")
-    if isinstance(devices, list):
-        kept["devices"] = [
-            {key: value for key, value in one.items() if key != "free_bytes"} if isinstance(one, Mapping) else one
-            for one in devices
-        ]
-    return kept
-
-
-def job_of(grant: Grant) -> dict[str, Any]:
-    """Give a grant as system A's workers read a job, and the lease beside it."""
-    return {
-        "id": grant.job,
-        "name": grant.name,
-        "model": grant.recipe,
-        "hyper": grant.args,
-        "seed": grant.seed,
-        "attempt": grant.attempt,
-        "epoch": grant.epoch,
-        "generation": grant.generation,
-        "lease_s": grant.lease_s,
-        "devices": list(grant.devices),
-    }
-
-
-def _bytes(gib: object) -> int | None:
-    return int(gib * _GIB) if isinstance(gib, int | float) and 0 < gib < 2**40 else None
+def _over(job: str) -> StaleLease:
+    return StaleLease("the lease of this claim is over", hint="stop the job and drop its result", job=job)
 
 
 def _plain(value: dict[str, Any]) -> Response:

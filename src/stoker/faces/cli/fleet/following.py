@@ -6,7 +6,7 @@ It goes on by offset: across attempts on other machines, and across restarts of 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from stoker.faces.cli.call import Call
@@ -25,6 +25,8 @@ _LOOK_AGAIN_S = 0.5
 _BETWEEN_S = 0.05
 _PREPARING = "preparing"
 PREPARING = f"{_PREPARING}.log"
+_OUTPUT = "output"
+"""What a worker of system A sent: its attempts have no job folder, and so no stages."""
 
 
 def show_fleet_logs(call: Call, job: FleetJob, *, stage: str, attempt: int | None, follows: bool) -> int:
@@ -63,7 +65,7 @@ class _Following:
         self._stage = stage
         self._said = ""
         self._mirror: Mirrored | None = None
-        self._has_prepared = False
+        self._shown_last = ""
 
     def close(self) -> None:
         if self._mirror is not None:
@@ -97,18 +99,21 @@ class _Following:
         """Show one attempt."""
         self.close()
         mirror = self._mirror = Mirrored(self._client, self._job.view.id, attempt.number, wants=log_files)
-        self._has_prepared = False
+        self._shown_last = ""
         if attempt.number > 1:
             self._call.out.note(f"attempt {attempt.number}, on {attempt.machine}")
         reading: LogReading | None = None
-        path = os.path.join(mirror.folder.log_folder, PREPARING)
-        prepared = GrowingLines(path) if self._stage in ("", _PREPARING) else None
+        beside = {
+            name: GrowingLines(os.path.join(mirror.folder.log_folder, f"{name}.log"))
+            for name in (_PREPARING, _OUTPUT)
+            if self._stage in ("", name)
+        }
         while True:
             has_come = mirror.pull(wait_s=_WAIT_S if follows else 0.0)
-            if prepared is not None and mirror.has(f"logs/{PREPARING}"):
-                self._show_prepared(prepared.fresh())
             if reading is None and mirror.has("job.json"):
+                beside.pop(_OUTPUT, None)
                 reading = LogReading(self._call, mirror.folder, self._stage)
+            self._show_beside(mirror, beside)
             if reading is not None:
                 reading.read_on()
             if not follows or (mirror.is_over and not has_come):
@@ -117,20 +122,21 @@ class _Following:
                 self._call.parts.clock.sleep(_BETWEEN_S)
         if reading is not None:
             reading.finish()
-        elif not follows and not self._has_prepared:
+        elif not follows and not self._shown_last:
             self._call.out.note(f"note: nothing of attempt {attempt.number} has arrived yet")
         return 0
 
-    def _show_prepared(self, lines: Iterable[bytes]) -> None:
-        """Show what its machine did before it could start."""
+    def _show_beside(self, mirror: Mirrored, logs: Mapping[str, GrowingLines]) -> None:
+        """Show new lines of logs that no stage wrote, each under its name."""
         out = self._call.out
-        for line in lines:
-            if not self._has_prepared:
-                self._has_prepared = True
-                out.line(f"==> {_PREPARING} <==")
-            text = line.decode(errors="backslashreplace")
-            out.object({"node": _PREPARING, "line": text})
-            out.line(text)
+        for name, log in logs.items():
+            for line in log.fresh() if mirror.has(f"logs/{name}.log") else ():
+                if self._shown_last != name:
+                    self._shown_last = name
+                    out.line(f"==> {name} <==")
+                text = line.decode(errors="backslashreplace")
+                out.object({"node": name, "line": text})
+                out.line(text)
 
     def _tell_end(self, story: JobStory) -> None:
         view = story.job

@@ -46,6 +46,11 @@ GRAMMAR = Grammar(
             value="REPO[:BRANCH]",
             help="take only programs whose code is one of the last 100 commits of this git repository",
         ),
+        Option(
+            "--system-a",
+            help="serve the routes of system A; its workers have no credentials, so on loopback every process of this "
+            "machine may claim jobs and report results (default: off)",
+        ),
         INSTALL,
         UNINSTALL,
         YES,
@@ -82,6 +87,7 @@ def perform(call: Call, given: dict[str, Any]) -> int:
         advertise=given["advertise"] or "",
         certificate_life_s=given["certificate_life"],
         **_accepted_code(call, given["accept_code"]),
+        system_a=given["system_a"],
     )
     out = call.out
     out.goes_on_unread = out.is_watched = True
@@ -101,10 +107,22 @@ def _tell(out: Output, ready: Ready) -> None:
         + ("for this user of this machine" if ready.is_open else "TLS from the fleet's own CA")
     )
     out.line(f"socket {ready.socket}")
+    if ready.system_a:
+        out.complain(system_a_warning(is_tls=bool(ready.ca_file)))
     if ready.token_file:
         out.line(f"operator's token in {ready.token_file}")
     join = f"stoker work --join {ready.url}" if ready.is_open else "stoker machines invite"
     out.note(f"next: {join}   then: stoker submit manifest.toml")
+
+
+def system_a_warning(*, is_tls: bool) -> str:
+    """Return what whoever serves system A has to know."""
+    if is_tls:
+        return "WARNING: the routes of system A are on (--system-a); their workers need a machine's certificate"
+    return (
+        "WARNING: the routes of system A are on (--system-a): every user of this machine may claim jobs, report "
+        "results and list jobs, without credentials"
+    )
 
 
 def _read_manifest(call: Call, path: str, keep: KeepTree, url: str) -> Submission:

@@ -64,7 +64,8 @@ def serve_words(call: Call, given: dict[str, Any]) -> tuple[str, ...]:
     words |= {name: f"{given[name]:g}s" for name in _TIMES if given[name] is not None}
     words |= {name: str(given[name]) for name in _SIZES if given[name] is not None}
     words |= {name: call.path(given[name]) for name in _PATHS if given[name]}
-    return tuple(word for name, value in words.items() for word in (f"--{name.replace('_', '-')}", value))
+    flags = ("--system-a",) if given["system_a"] else ()
+    return (*(word for name, value in words.items() for word in (f"--{name.replace('_', '-')}", value)), *flags)
 
 
 def _refuse_another(call: Call, serve: Service) -> None:
