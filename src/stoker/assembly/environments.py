@@ -15,6 +15,7 @@ from stoker.worker.environments.shelf import Shelf
 
 if TYPE_CHECKING:
     from stoker.assembly.settings import Settings
+    from stoker.host.other_user import OtherUser
     from stoker.model.clock import Clock
 
 
@@ -23,11 +24,11 @@ _PART = 5
 _LEAST_BYTES = 10 * GIB
 
 
-def maker_of(settings: Settings, clock: Clock, *, only_wheels: bool = False) -> Maker:
-    """Give what finds and makes environments here. Nothing is looked at yet."""
+def maker_of(settings: Settings, clock: Clock, *, user: OtherUser | None = None) -> Maker:
+    """Return what finds and makes environments here, as a job's user if one is given. Nothing is looked at yet."""
     return Maker(
         shelf=Shelf(settings.envs, clock=clock),
-        only_wheels=only_wheels,
+        user=user,
         keep_bytes=_keep_bytes(settings),
         environment=settings.environment,
         own_prefix=sys.prefix,

@@ -13,6 +13,7 @@ from stoker.worker.preparing.workspaces import Workspaces
 
 if TYPE_CHECKING:
     from stoker.assembly.settings import Settings
+    from stoker.host.other_user import OtherUser
     from stoker.model.clock import Clock
     from stoker.store.local import LocalStore
 
@@ -26,15 +27,19 @@ class _House(Protocol):
     def store(self) -> LocalStore: ...
 
 
-def here_of(house: _House, *, may_read_in_place: bool, keeps_workspaces: bool = False) -> tuple[Here, DataShelf]:
-    """Give what looks for jobs' needs in a home, and the shelf that their data lies on."""
+def here_of(
+    house: _House, *, may_read_in_place: bool, user: OtherUser | None = None, keeps_workspaces: bool = False
+) -> tuple[Here, DataShelf]:
+    """Return what looks for jobs' needs in a home, and the shelf that their data lies on.
+
+    `user` is the one that the job runs as whose needs are brought: environments are built as that user.
+    """
     settings = house.settings
     workspaces = os.path.join(settings.home, "workspaces")
     data = DataShelf(os.path.join(workspaces, ".data"), house.store, house.clock)
     here = Here(
         store=lambda: house.store,
-        # What is built from source runs as whoever builds it, and not as the job's user.
-        maker=maker_of(settings, house.clock, only_wheels=not may_read_in_place),
+        maker=maker_of(settings, house.clock, user=user),
         workspaces=Workspaces(workspaces, settings.runs, keeps=keeps_workspaces),
         data=lambda: data,
         host=host_name(settings.environment)[0],

@@ -18,6 +18,7 @@ from stoker.assembly.here import here_of
 from stoker.assembly.house import Assembly
 from stoker.host.http.addresses import asked_directly
 from stoker.host.http.settings import FleetIdentity
+from stoker.host.other_user import OtherUser
 from stoker.model.errors import Terminated
 from stoker.model.json_text import loads
 from stoker.store.download.stop import Stop
@@ -77,7 +78,9 @@ def _bring(assembly: Assembly, ticket: dict[str, Any], stop: Stop, say: Callable
                 outside = held.enter_context(closing(assembly.open_transport(_LONGEST_WAIT_S)))
                 return open_hub(assembly, outside, hub_stop, heed)
 
-            here, data = here_of(assembly, may_read_in_place=bool(ticket["may_read_in_place"]))
+            # Another user's program may not get to a file where whoever submitted it has it.
+            user = OtherUser.from_dict(ticket["user"]) if ticket["user"] else None
+            here, data = here_of(assembly, may_read_in_place=user is None, user=user)
             bench = Bench(
                 here=here,
                 store=assembly.store,

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from stoker.model.clock import Clock
     from stoker.plan.catalogue import Catalogue
     from stoker.store.local import LocalStore
+    from stoker.wire.leasing import Grant
     from stoker.worker.keeper.options import WorkOptions
     from stoker.worker.preparing.preparing import Preparing
     from stoker.worker.shipping.origins import Origins
@@ -147,15 +148,17 @@ def _preparing_of(house: House, options: WorkOptions, name: str) -> Preparing:
     from stoker.worker.preparing.small_trees import SmallTrees
 
     settings = house.settings
-    # Another user's program may not get to a file where whoever submitted it has it.
-    may_read_in_place = not options.run_as
-    here, _ = here_of(house, may_read_in_place=may_read_in_place, keeps_workspaces=options.keeps_workspaces)
+    here, _ = here_of(house, may_read_in_place=not options.run_as, keeps_workspaces=options.keeps_workspaces)
     way = {
         "url": options.url,
         "identity": {} if options.identity is None else fields_of(options.identity),
         "worker": name,
-        "may_read_in_place": may_read_in_place,
     }
+
+    def ticket(grant: Grant, user: OtherUser | None) -> bytes:
+        told = {**way, "user": {} if user is None else user.to_dict(), "grant": grant.model_dump(mode="json")}
+        return dumps(told).encode() + b"\n"
+
     return Preparing(
         here=here,
         program=PreparingProgram(
@@ -164,7 +167,7 @@ def _preparing_of(house: House, options: WorkOptions, name: str) -> Preparing:
             environment=lambda: _for_children(settings),
             clock=house.clock,
         ),
-        ticket=lambda grant: dumps({**way, "grant": grant.model_dump(mode="json")}).encode() + b"\n",
+        ticket=ticket,
         clock=house.clock,
         small=SmallTrees(
             store=lambda: house.store, open_origins=lambda: _origins(house, options, name), clock=house.clock

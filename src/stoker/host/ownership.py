@@ -35,21 +35,33 @@ def give_to(user: OtherUser, folder: str, *, keeps: frozenset[str] = frozenset()
 
 
 def take_back(
-    user: OtherUser, folder: str, *, keeps: frozenset[str] = frozenset(), keeps_links: bool = True
+    user: OtherUser,
+    folder: str,
+    *,
+    keeps: frozenset[str] = frozenset(),
+    keeps_links: bool = True,
+    is_public: bool = False,
 ) -> tuple[str, ...]:
-    """Take a folder and what a user made in it; nothing of that user may run any more.
+    """Take a folder and what a user made in it; no process of that user may run any more.
 
-    Gives the names that are no part of it, which are removed: what belongs to somebody else, what is no file, folder or
-    link, and with `keeps_links=False` links. `keeps` are names in it that are ours already.
+    Returns the names that are no part of it, which are removed: what belongs to another user, what is no file, folder
+    or link, and with `keeps_links=False` links. `keeps` are names in it that are ours already. With `is_public`, every
+    user may read the result; otherwise only ours.
     """
     removed: list[str] = []
+    others = 0o055 if is_public else 0
+
+    def take(inner: int) -> None:
+        os.fchown(inner, os.geteuid(), os.getegid())
+        os.fchmod(inner, 0o700 | others)
+
     with translated(folder), _opened(folder) as top:
-        _take(top)
-        for where, descriptor, name, info in _walk(top, keeps, on_folder=_take):
+        take(top)
+        for where, descriptor, name, info in _walk(top, keeps, on_folder=take):
             is_theirs = info.st_uid == user.uid
             if is_theirs and keeps_links and stat.S_ISLNK(info.st_mode):
                 os.chown(name, os.geteuid(), os.getegid(), dir_fd=descriptor, follow_symlinks=False)
-            elif not (is_theirs and stat.S_ISREG(info.st_mode) and _on_file(descriptor, name, _taking(user))):
+            elif not (is_theirs and stat.S_ISREG(info.st_mode) and _on_file(descriptor, name, _taking(user, others))):
                 os.unlink(name, dir_fd=descriptor)
                 removed.append(os.path.join(where, name))
     return tuple(removed)
@@ -131,17 +143,13 @@ def _give_file(file: int, info: os.stat_result, user: OtherUser) -> bool:
     return True
 
 
-def _take(folder: int) -> None:
-    os.fchown(folder, os.geteuid(), os.getegid())
-    os.fchmod(folder, 0o700)
-
-
-def _taking(user: OtherUser) -> Callable[[int, os.stat_result], bool]:
+def _taking(user: OtherUser, others: int = 0) -> Callable[[int, os.stat_result], bool]:
     def take(file: int, info: os.stat_result) -> bool:
         if info.st_uid != user.uid:
             return False
         os.fchown(file, os.geteuid(), os.getegid())
-        os.fchmod(file, _mode(info))
+        mode = _mode(info)
+        os.fchmod(file, mode | (others & (mode >> 3 | mode >> 6)))
         return True
 
     return take

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stoker.host.identity import mine, of_pid
+from stoker.host.other_user import OtherUser, why_not_allowed
 from stoker.host.processes import start
+from stoker.host.switching import start_as
 from stoker.model.clock import FakeClock
 from stoker.model.frozen import changed
 from stoker.model.json_text import dumps, loads
@@ -30,6 +35,11 @@ from stoker.worker.environments.pruning import prune
 from stoker.worker.environments.shelf import Shelf, key_of
 from stoker.worker.environments.sources import gather
 from tests.unit.worker.tiny_wheels import locked_project, maker_in, wheel
+
+as_root = pytest.mark.skipif(
+    bool(why_not_allowed()) or not os.path.exists("/usr/bin/python3"),
+    reason=f"programs of other users: {why_not_allowed() or 'no Python that everybody may use'}",
+)
 
 
 def choice_of(project: Path, path: str = "uv.lock", **more: Any) -> EnvironmentChoice:
@@ -368,22 +378,144 @@ def test_the_key_of_an_environment_is_another_on_another_platform() -> None:
     )
 
 
-def test_where_only_wheels_are_taken_no_project_runs_code_as_us(tmp_path: Path) -> None:
-    project = tmp_path / "project"
-    project.mkdir()
-    write_source(project, tmp_path / "ran")
-    (project / "requirements.txt").write_text("./evil-1.0.tar.gz\n")
-    choice, maker = choice_of(project, "requirements.txt"), maker_in(tmp_path, UV_NO_INDEX="1")
-    careful = Maker(
+def builder_of(folder: Path, **environment: str) -> tuple[Maker, OtherUser]:
+    """Return a maker that builds as a user that nothing else runs as."""
+    folder.chmod(0o755)
+    maker, uid = maker_in(folder, UV_NO_INDEX="1", **environment), 21_000_000 + os.getpid()
+    user = OtherUser(name=str(uid), uid=uid, gid=uid)
+    built = Maker(
         shelf=maker.shelf,
         environment=maker._environment,
         own_prefix=sys.prefix,
         clock=maker._clock,
-        only_wheels=True,
+        user=user,
     )
-    answer = careful.make([choice], project=str(project), say=lambda line: None)
+    return built, user
+
+
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """Return a folder that other users can reach."""
+    folder = tempfile.mkdtemp(prefix="stoker-envs-")
+    yield Path(folder)
+    shutil.rmtree(folder)
+
+
+@as_root
+def test_as_another_user_no_project_runs_code(open_path: Path) -> None:
+    project = open_path / "project"
+    project.mkdir()
+    write_source(project, open_path / "ran")
+    (project / "requirements.txt").write_text("./evil-1.0.tar.gz\n")
+    maker, _ = builder_of(open_path)
+    answer = maker.make(
+        [choice_of(project, "requirements.txt")], project=str(project), say=lambda line: None, is_ours=True
+    )
     assert isinstance(answer, Impossible), answer
-    assert not (tmp_path / "ran").exists()
+    assert not (open_path / "ran").exists()
+
+
+@as_root
+@pytest.mark.parametrize("path", ["uv.lock", "requirements.txt", "pyproject.toml"])
+def test_what_another_user_built_is_ours_and_that_user_can_not_change_it(open_path: Path, path: str) -> None:
+    project = project_in(open_path)
+    (project / "requirements.txt").write_text("-r more.txt\n./wheels/alpha-1.0-py3-none-any.whl\n")
+    (project / "more.txt").write_text('--find-links wheels\nbeta==1.0; python_version > "3"\n')
+    maker, user = builder_of(open_path, SECRET="of the worker")
+    said: list[str] = []
+    ready = maker.make([choice_of(project, path)], project=str(project), say=said.append, is_ours=True)
+    assert isinstance(ready, Ready), (ready, said)
+    assert ready.packages == {"alpha": "1.0", "beta": "1.0"}
+    place = maker.shelf.place(ready.key)
+    found = [os.path.join(top, name) for top, folders, names in os.walk(place) for name in (*folders, *names)]
+    assert {os.lstat(one).st_uid for one in found} == {0}
+    writable = [one for one in found if not os.path.islink(one) and os.stat(one).st_mode & 0o022]
+    assert not writable
+    assert not os.path.exists(os.path.join(place, "build"))
+    probe = "import alpha, beta, os; print(alpha.VERSION, os.access(alpha.__file__, os.W_OK), os.getuid())"
+    child = start_as(user, (ready.interpreter, "-c", probe), cwd="/", env={}, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    assert child.stdout.read().decode().strip() == f"1.0 False {user.uid}"
+    child.stdout.close()
+    child.wait()
+
+
+@as_root
+def test_uv_runs_as_the_jobs_user_and_sees_nothing_of_the_workers_environment(open_path: Path) -> None:
+    project = open_path / "project"
+    project.mkdir()
+    (project / "requirements.txt").write_text("alpha\n")
+    prefix = fake_uv(open_path, '#!/bin/sh\nid -u\nenv\ncat "${0%/*}/../../state/secret"\nexit 1\n')
+    secret = open_path / "state" / "secret"
+    secret.parent.mkdir(mode=0o700)
+    secret.write_text("of root\n")
+    plain, user = builder_of(open_path, SECRET="of the worker", UV_INDEX_URL="http://127.0.0.1:9/simple")
+    maker = Maker(
+        shelf=plain.shelf,
+        environment=plain._environment,
+        own_prefix=prefix,
+        clock=plain._clock,
+        user=user,
+    )
+    said: list[str] = []
+    maker.make([choice_of(project, "requirements.txt")], project=str(project), say=said.append, is_ours=True)
+    text = "\n".join(said)
+    assert str(user.uid) in said
+    assert "UV_INDEX_URL=http://127.0.0.1:9/simple" in said
+    assert "of the worker" not in text
+    assert "of root" not in text
+    assert "Permission denied" in text
+
+
+@as_root
+def test_a_folder_of_the_submitter_is_read_with_the_jobs_rights(open_path: Path) -> None:
+    project = open_path / "project"
+    project.mkdir()
+    secret = open_path / "secret.txt"
+    secret.write_text("alpha==1.0\n")
+    secret.chmod(0o600)
+    (project / "requirements.txt").symlink_to(secret)
+    maker, _ = builder_of(open_path)
+    choice = choice_of(project, "requirements.txt")
+    answer = maker.make([choice], project=str(project), say=lambda line: None)
+    assert isinstance(answer, Failed), answer
+    assert "permission denied" in answer.why
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("plants", "is_kept"), [("echo evil > bin/python", False), ("ln -s / lib; ln -s /etc/shadow bin/pip", True)]
+)
+def test_links_of_an_environment_are_made_by_us(open_path: Path, plants: str, is_kept: bool) -> None:
+    project = open_path / "project"
+    project.mkdir()
+    (project / "requirements.txt").write_text("alpha\n")
+    text = f'#!/bin/sh\n[ "$1" = venv ] || exit 0\nfor one; do :; done; cd "$one"; mkdir bin; {plants}\n'
+    plain, user = builder_of(open_path)
+    maker = Maker(
+        shelf=plain.shelf,
+        environment=plain._environment,
+        own_prefix=fake_uv(open_path, text),
+        clock=plain._clock,
+        user=user,
+    )
+    answer = maker.make(
+        [choice_of(project, "requirements.txt")], project=str(project), say=lambda line: None, is_ours=True
+    )
+    assert isinstance(answer, Ready if is_kept else Impossible), answer
+    if isinstance(answer, Ready):
+        venv = Path(maker.shelf.venv(answer.key))
+        assert sorted(os.listdir(venv)) == ["bin", "lib64"]
+        assert not (venv / "bin/pip").is_symlink()
+
+
+def fake_uv(folder: Path, text: str) -> str:
+    """Write a program in the place of uv; return its prefix."""
+    uv = folder / "own" / "bin" / "uv"
+    uv.parent.mkdir(parents=True)
+    uv.write_text(text)
+    uv.chmod(0o755)
+    return str(folder / "own")
 
 
 def write_source(project: Path, mark: Path) -> None:
@@ -439,11 +571,10 @@ def test_names_from_elsewhere_are_never_options(tmp_path: Path) -> None:
         venv="/v",
         base=Python(path="/usr/bin/python3", version="3.11.2"),
         environment={},
-        only_wheels=True,
+        platform=Platform(system="linux", machine="x86_64", libc="glibc 2.36", pythons=("3.11.2",)),
     )
     (sync,) = commands(work)
     assert "--extra=--index-url=http://evil" in sync
-    assert {"--no-build", "--no-config"} <= set(sync)
     _, install = commands(changed(work, sources=changed(hostile, kind="requirements", path="sub/-r.txt")))
     assert "--requirement=./-r.txt" in install
 

@@ -237,7 +237,7 @@ def test_what_is_brought_is_heeded_and_what_was_here_already_is_not(tmp_path: Pa
         origins = CoordinatorAlone(lab.client, lab._transport)
         small = SmallTrees(store=lambda: lab.store, open_origins=lambda: _Open(origins), clock=CLOCK)
         program = PreparingProgram(argv=("false",), folder=str(tmp_path), environment=dict, clock=CLOCK)
-        preparing = Preparing(here=lab.here, program=program, ticket=lambda _: b"", clock=CLOCK, small=small)
+        preparing = Preparing(here=lab.here, program=program, ticket=lambda _, user: b"", clock=CLOCK, small=small)
         for _ in range(2):
             assert isinstance(preparing.prepare(wanted, threading.Event(), heard.append), Held)
             assert len(heard) == 1

@@ -90,7 +90,9 @@ def test_what_is_refused_is_told_with_its_reason_and_what_came_is_looked_at_agai
         wanted = wanting(code_tree="c" * 64)
 
         def preparing(code: str) -> Preparing:
-            return Preparing(here=machine.here, program=program(code, tmp_path), ticket=lambda _: b"{}\n", clock=CLOCK)
+            return Preparing(
+                here=machine.here, program=program(code, tmp_path), ticket=lambda _, user: b"{}\n", clock=CLOCK
+            )
 
         never = threading.Event()
         assert isinstance(preparing("").prepare(wanting(), never, lambda _: None), Held)

@@ -33,6 +33,10 @@ class LockedPackage:
     """The folder of a package that lies in the project, relative to the lock; nothing: it comes from elsewhere."""
     file: str = ""
     """An archive in the project that it is installed from."""
+    source: str = ""
+    """Where it comes from: `registry`, `path`, `git`, `url`, or a kind of local folder."""
+    hashes: tuple[str, ...] = ()
+    """Of its wheels: `sha256:…`."""
     wheels: tuple[str, ...] = ()
     """File names."""
     has_source: bool = False
@@ -84,6 +88,8 @@ def _package(raw: Mapping[str, Any]) -> LockedPackage:
         version=str(raw.get("version", "")),
         local=local,
         file=str(source.get("path", "")),
+        source=next(iter(source), ""),
+        hashes=tuple(str(one["hash"]) for one in raw.get("wheels", ()) if "hash" in one),
         wheels=tuple(_file_name(one) for one in raw.get("wheels", ())),
         has_source="sdist" in raw or "git" in source or ("url" in source and "wheels" not in raw),
         needs=_needs(raw.get("dependencies", ())),

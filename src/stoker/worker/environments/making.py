@@ -19,10 +19,11 @@ from stoker.host.identity import ProcessIdentity
 from stoker.host.installed import packages_in
 from stoker.host.interpreter import find_python
 from stoker.host.lockfile import Lock, read_owner
+from stoker.host.other_user import OtherUser
 from stoker.host.processes import stop_group
 from stoker.model.clock import Clock
 from stoker.model.errors import BadInput, LockHeld, StokerError
-from stoker.model.frozen import changed
+from stoker.model.frozen import changed, frozen
 from stoker.model.json_text import dumps, loads
 from stoker.model.platforms import Platform, tag_of
 from stoker.model.printable import one_line
@@ -30,7 +31,7 @@ from stoker.model.python_versions import fits
 from stoker.wire.environments import choose, no_python, why_none
 from stoker.wire.orders import EnvironmentChoice
 from stoker.worker.environments.answers import Answer, Failed, Impossible, Ready
-from stoker.worker.environments.building import Build, build, lay_out, size_of, uv_of
+from stoker.worker.environments.building import Build, build, is_open_to, lay_out, reading_as, size_of, uv_of
 from stoker.worker.environments.interpreters import Interpreters, Python
 from stoker.worker.environments.pruning import prune
 from stoker.worker.environments.shelf import FORGET_S, Shelf, key_of
@@ -60,16 +61,16 @@ class Maker:
         own_prefix: str,
         clock: Clock,
         own_base: str = getattr(sys, "_base_executable", "") or sys.executable,
-        only_wheels: bool = False,
+        user: OtherUser | None = None,
         keep_bytes: int | None = None,
     ) -> None:
         """Make it.
 
-        Where jobs run as other users than we do, `only_wheels` keeps their projects from running code as us. After each
-        build, environments that were used longest ago go until the rest takes `keep_bytes`; nothing: all stay.
+        With a `user`, environments are built as that user: it is the job's, and no process of the job runs yet. After
+        each build, environments that were used longest ago go until the rest takes `keep_bytes`; nothing: all stay.
         """
         self.shelf = shelf
-        self._only_wheels = only_wheels
+        self._user = user
         self._keep_bytes = keep_bytes
         self.interpreters = Interpreters(
             os.path.join(shelf.folder, "interpreters.json"), environment=environment, own_base=own_base, clock=clock
@@ -130,10 +131,12 @@ class Maker:
         project: str,
         say: Say,
         is_stopped: Callable[[], bool] = lambda: False,
+        is_ours: bool = False,
     ) -> Answer:
-        """Give the environment of a job whose code lies in `project`; it is made if it is not there.
+        """Return the environment of a job whose code lies in `project`; it is made if it is not there.
 
-        While somebody else makes it, his last line is said. `Failed` if `is_stopped` says so meanwhile.
+        While another process makes it, that one's last line is said. `Failed` if `is_stopped` says so meanwhile. A
+        project that is not in our own store (`is_ours`) is read with the rights of the job's user.
         """
         found = self.look(choices, folder=project)
         if found is not None:
@@ -148,7 +151,8 @@ class Maker:
                 return Failed(digest=choice.digest, why="it was stopped")
             try:
                 found = self.look(choices, folder=project)
-                return found or self._make(choice, key, project, say, is_stopped)
+                reader = None if is_ours else self._user
+                return found or self._make(choice, key, _Project(folder=project, reader=reader), say, is_stopped)
             finally:
                 lock.release()
         except StokerError as error:
@@ -175,7 +179,7 @@ class Maker:
         return None
 
     def _make(
-        self, choice: EnvironmentChoice, key: str, project: str, say: Say, is_stopped: Callable[[], bool]
+        self, choice: EnvironmentChoice, key: str, project: _Project, say: Say, is_stopped: Callable[[], bool]
     ) -> Answer:
         """Make it. The caller has its lock."""
         began_s = self._clock.monotonic_s()
@@ -202,27 +206,32 @@ class Maker:
         """Build it with one interpreter; says what went wrong."""
         say(f"builds {work.sources.path} for {self.platform.name} with Python {work.base.version}")
         heard = _Heard(say, self._progress_path(key), self._clock)
-        ended = build(work, heard=heard, is_stopped=is_stopped, clock=self._clock)
+        try:
+            ended = build(work, heard=heard, is_stopped=is_stopped, clock=self._clock)
+        except BadInput as error:
+            return Diagnosis(trouble=Trouble.IMPOSSIBLE, why=error.message)
         where = f"{self.platform.machine} {tag_of(work.base.version)}"
         return diagnose(ended.lines, ended.exit_code, where=where) if ended.exit_code else None
 
-    def _planned(self, choice: EnvironmentChoice, key: str, project: str) -> Build | Impossible | Failed:
+    def _planned(self, choice: EnvironmentChoice, key: str, project: _Project) -> Build | Impossible | Failed:
         """Lay its files out and choose its interpreter; or say why it can't be."""
         uv = find_uv(self._own_prefix, self._environment)
         if not uv:
             return Failed(digest=choice.digest, why="there is no uv here, beside Stoker or on PATH")
         try:
-            sources = gather(project, choice.path, python=choice.python, extras=choice.extras)
+            with reading_as(project.reader):
+                sources = gather(project.folder, choice.path, python=choice.python, extras=choice.extras)
         except BadInput as error:
             return Failed(digest=choice.digest, why=error.message)
         if sources.digest != choice.digest:
             return Failed(digest=choice.digest, why=f"{choice.path} is not the one that was submitted")
-        chosen = self.interpreters.fitting(lambda version: fits(version, sources.python))
+        chosen = next((one for one in self._usable() if fits(one.version, sources.python)), None)
         if chosen is None:
             return self._refuse(choice.digest, self._no_python(sources.python))
         self.shelf.remove(key)
+        self.shelf.make(key)
         folder = os.path.join(self.shelf.place(key), "project")
-        lay_out(sources, project, folder)
+        lay_out(sources, project.folder, folder, reader=project.reader)
         return Build(
             uv=uv,
             sources=sources,
@@ -230,8 +239,14 @@ class Maker:
             venv=self.shelf.venv(key),
             base=chosen,
             environment=self._environment,
-            only_wheels=self._only_wheels,
+            platform=self.platform,
+            user=self._user,
         )
+
+    def _usable(self) -> tuple[Python, ...]:
+        """Return the interpreters that an environment can be made of: those that its user may execute."""
+        user, found = self._user, self.interpreters.all()
+        return found if user is None else tuple(one for one in found if is_open_to(user, one.path))
 
     def _other(self, failed: Build) -> Python | None:
         """Give another interpreter, for which a lock has all wheels, if there is one."""
@@ -243,7 +258,7 @@ class Maker:
 
         with open(os.path.join(failed.folder, failed.sources.path), encoding="utf-8-sig") as file:
             lock = read_lock(file.read())
-        for one in self.interpreters.all():
+        for one in self._usable():
             alone = changed(self.platform, pythons=(one.version,))
             missing = why_impossible(lock, alone, wish=failed.sources.python, extras=failed.sources.extras)
             if not missing and one.version != failed.base.version:
@@ -288,7 +303,8 @@ class Maker:
         return Ready(digest="", key="", interpreter=found.path, version=told.version, packages=packages)
 
     def _no_python(self, wish: str) -> str:
-        return no_python(wish, self.platform.pythons)
+        usable = tuple(one.version for one in self._usable())
+        return no_python(wish, self.platform.pythons if len(usable) == len(self.interpreters.all()) else usable)
 
     def _refuse(self, digest: str, why: str, *, for_s: float = FORGET_S) -> Impossible:
         found = Impossible(digest=digest, why=one_line(why, _LONGEST_LINE))
@@ -312,6 +328,14 @@ class Maker:
 
     def _progress_path(self, key: str) -> str:
         return os.path.join(self.shelf.place(key), "building.json")
+
+
+@frozen
+class _Project:
+    """Where a job's code lies, and with whose rights it is read; no reader: with ours."""
+
+    folder: str
+    reader: OtherUser | None
 
 
 class _Heard:

@@ -3,6 +3,7 @@
 envs/KEY/ready.json      last of all, so an environment without it is none
 envs/KEY/venv/           what uv made
 envs/KEY/project/        the files that it was made from
+envs/KEY/build/          where uv works as another user, while it does
 envs/KEY/building.json   who makes it, and the process group of its uv
 envs/KEY/in-use/         a mark for every process that runs in it
 envs/locks/KEY           held while it is made or taken away
@@ -34,6 +35,7 @@ FORGET_S = 24 * 3600.0
 """What was impossible is tried again after so long."""
 _LARGEST_BYTES = 4 << 20
 _MOST_TOLD = 1000
+_READ_BY_ALL = 0o755
 
 
 @frozen
@@ -66,6 +68,12 @@ class Shelf:
     def place(self, key: str) -> str:
         """Give an environment's folder."""
         return os.path.join(self.folder, key)
+
+    def make(self, key: str) -> None:
+        """Make an environment's folder, which every user may read."""
+        with translated(self.place(key)):
+            os.makedirs(self.place(key), exist_ok=True)
+            os.chmod(self.place(key), _READ_BY_ALL)
 
     def venv(self, key: str) -> str:
         """Give where its interpreter and packages are."""

@@ -48,6 +48,30 @@ _OURS = (
     "UV_WORKING_DIRECTORY",
     "VIRTUAL_ENV",
 )
+# All that uv gets of a worker's variables where it runs as another user: what the operator configured for uv itself.
+_FOR_OTHERS = (
+    "LANG",
+    "SSL_CERT_DIR",
+    "SSL_CERT_FILE",
+    "UV_CONSTRAINT",
+    "UV_DEFAULT_INDEX",
+    "UV_EXCLUDE_NEWER",
+    "UV_EXTRA_INDEX_URL",
+    "UV_FIND_LINKS",
+    "UV_HTTP_RETRIES",
+    "UV_HTTP_TIMEOUT",
+    "UV_INDEX",
+    "UV_INDEX_STRATEGY",
+    "UV_INDEX_URL",
+    "UV_INSECURE_HOST",
+    "UV_NATIVE_TLS",
+    "UV_NO_INDEX",
+    "UV_OFFLINE",
+    "UV_PYTHON_DOWNLOADS",
+    "UV_SYSTEM_CERTS",
+)
+_NAMED_INDEX = re.compile(r"UV_INDEX_[A-Z0-9_]+_(?:USERNAME|PASSWORD)")
+_PROXIES = ("all_proxy", "http_proxy", "https_proxy", "no_proxy")
 _LONGEST_WHY = 300
 _BEGINNING = re.compile(r"^[×╰─▶│├→ ]*(?:error: )?")
 _SECRETS = re.compile(r"(?<=://)[^/@\s]*@")
@@ -106,6 +130,27 @@ def uv_environment(environment: Mapping[str, str], **ours: str) -> dict[str, str
             made[uv] = ",".join(value.split()) if uv in _LISTS_BY_COMMA else value
     made.setdefault("UV_PYTHON_DOWNLOADS", "never")
     return {**made, "UV_NO_PROGRESS": "1", "NO_COLOR": "1", **ours}
+
+
+def uv_environment_for_others(environment: Mapping[str, str], place: str) -> dict[str, str]:
+    """Return the variables of a uv that runs as another user: the operator's settings for uv, and places of its own.
+
+    `place` is that user's folder; nothing else of the worker's environment is passed on.
+    """
+    configured = {name: value for name, value in uv_environment(environment).items() if _is_for_others(name)}
+    return {
+        **configured,
+        "PATH": os.defpath,
+        "HOME": os.path.join(place, "home"),
+        "TMPDIR": os.path.join(place, "tmp"),
+        "UV_CACHE_DIR": os.path.join(place, "cache"),
+        "UV_NO_PROGRESS": "1",
+        "NO_COLOR": "1",
+    }
+
+
+def _is_for_others(name: str) -> bool:
+    return name in _FOR_OTHERS or name.lower() in _PROXIES or _NAMED_INDEX.fullmatch(name) is not None
 
 
 def without_secrets(line: str) -> str:

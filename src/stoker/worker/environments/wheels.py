@@ -6,13 +6,14 @@ given. Where a marker can't be judged, nothing is said. Importing this loads `pa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from packaging.markers import InvalidMarker, Marker, UndefinedEnvironmentName
 from packaging.tags import Tag, compatible_tags, cpython_tags, mac_platforms
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion
 
+from stoker.model.errors import BadInput
 from stoker.model.platforms import Platform, tag_of
 from stoker.model.python_versions import fits
 from stoker.worker.environments.lock_file import Lock, LockedPackage, Needed
@@ -48,9 +49,16 @@ def _missing(
     where = f"{platform.machine} {tag_of(version)}"
     return [
         f"no wheel of {one.name} for {where}"
-        for one in _needed(lock, _facts(platform, version), extras, groups)
+        for one in _needed(lock, _facts(platform, version), extras, groups, _holds)
         if one.wheels and not one.has_source and not any(_suits(wheel, tags) for wheel in one.wheels)
     ]
+
+
+def needed_exactly(
+    lock: Lock, platform: Platform, version: str, *, extras: Collection[str] = (), groups: Collection[str] = ("dev",)
+) -> list[LockedPackage]:
+    """Return every package that a lock installs on a platform. Raises `BadInput` where that is not certain."""
+    return list(_needed(lock, _facts(platform, version), extras, groups, _holds_for_certain))
 
 
 def tags_of(platform: Platform, version: str) -> Iterator[Tag]:
@@ -86,9 +94,13 @@ def _glibc(said: str) -> tuple[int, int]:
 
 
 def _needed(
-    lock: Lock, facts: dict[str, str], extras: Collection[str], groups: Collection[str]
+    lock: Lock,
+    facts: dict[str, str],
+    extras: Collection[str],
+    groups: Collection[str],
+    holds: Callable[[str, dict[str, str]], bool],
 ) -> Iterator[LockedPackage]:
-    """Give every package that is installed there, each once."""
+    """Return every package that is installed there, each once; `holds` judges markers."""
     by_name: dict[str, list[LockedPackage]] = {}
     for one in lock.packages:
         by_name.setdefault(one.name, []).append(one)
@@ -97,7 +109,7 @@ def _needed(
     told: set[tuple[str, str]] = set()
     while ahead:
         need = ahead.pop()
-        if not _holds(need.marker, facts):
+        if not holds(need.marker, facts):
             continue
         for package in _meant(need, by_name.get(need.name, ())):
             which = (package.name, package.version, need.extras)
@@ -139,6 +151,15 @@ def _holds(marker: str, facts: dict[str, str]) -> bool:
         return Marker(marker).evaluate(facts)
     except (InvalidMarker, UndefinedEnvironmentName, InvalidVersion):
         return False
+
+
+def _holds_for_certain(marker: str, facts: dict[str, str]) -> bool:
+    try:
+        if "extra" not in marker:
+            return not marker or Marker(marker).evaluate(facts)
+    except (InvalidMarker, UndefinedEnvironmentName, InvalidVersion):
+        pass
+    raise BadInput(f"marker not supported: {marker[:200]!r}", hint="extras that exclude each other are not supported")
 
 
 def _suits(wheel: str, tags: Collection[Tag]) -> bool:

@@ -113,15 +113,17 @@ class Underway:
             refusal = why_not(self.grant, site.machine.look(self.grant))
             if refusal is not None:
                 return refusal
+            self.run = attempt_id(site.clock.now(), site.entropy())
             try:
                 prepare(self._stopped)
                 held = None if self._stopped.is_set() else self._bring()
                 if not isinstance(held, Held):
+                    self._give_user_back()
                     return held
                 child, said_path = site.nursery.take()
             except StokerError as error:
+                self._give_user_back()
                 return Refusal(reason="start", message=str(error))
-            self.run = attempt_id(site.clock.now(), site.entropy())
             lease = self._lease_file(self.run)
             try:
                 self._put_in_place(held, child.identity)
@@ -209,7 +211,9 @@ class Underway:
             self.says = told.says or self.says
             self.hear(told.line)
 
-        answer = preparing.prepare(grant, self._stopped, heed)
+        # Its environment is built as the user that it runs as.
+        user = None if self._site.users is None else self._site.users.take(self.run)
+        answer = preparing.prepare(grant, self._stopped, heed, user)
         if isinstance(answer, NotPrepared):
             return Refusal(reason=answer.reason, message=answer.message, lasts=answer.lasts)
         return answer

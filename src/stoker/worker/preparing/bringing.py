@@ -212,7 +212,11 @@ class Bringing:
         label = next((one.path for one in choices if one.path), ENVIRONMENT)
         with self._feeling(MakingPulse(bench.maker, choices)):
             answer = bench.maker.make(
-                choices, project=project, say=lambda line: self._say_line(label, line), is_stopped=self._is_stopped
+                choices,
+                project=project,
+                say=lambda line: self._say_line(label, line),
+                is_stopped=self._is_stopped,
+                is_ours=record is not None,
             )
         if isinstance(answer, Impossible):
             return _refused(ENVIRONMENT, answer.why, lasts=True)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from stoker.host.other_user import OtherUser
 from stoker.model.clock import Clock
 from stoker.model.errors import StokerError
 from stoker.model.frozen import frozen
@@ -36,16 +37,19 @@ class Preparing:
 
     here: Here
     program: PreparingProgram
-    ticket: Callable[[Grant], bytes]
-    """What such a process is told: the job, and the way to the coordinator."""
+    ticket: Callable[[Grant, OtherUser | None], bytes]
+    """What such a process is told: the job, the user that it runs as if it has one, the way to the coordinator."""
     clock: Clock
     small: SmallTrees | None = None
     """Brings code of which little is missing, without a process."""
 
-    def prepare(self, grant: Grant, stop: threading.Event, heed: Callable[[Told], None]) -> Held | NotPrepared | None:
+    def prepare(
+        self, grant: Grant, stop: threading.Event, heed: Callable[[Told], None], user: OtherUser | None = None
+    ) -> Held | NotPrepared | None:
         """Have everything here that a job needs; or say why not. Nothing if it was stopped.
 
-        `heed` hears of nothing but what is brought: what was all here is not told.
+        With a `user`, the job runs as that user, and its environment is built so. `heed` hears of nothing but what is
+        brought: what was all here is not told.
         """
         verified: tuple[str, ...] = ()
         for _ in range(_MOST_LOOKS):
@@ -58,7 +62,7 @@ class Preparing:
             if missing.is_code_alone and self._is_brought_at_once(grant, stop):
                 heed(Told())
                 continue
-            ended = bring_by_child(self.program, self.ticket(grant), stop, heed)
+            ended = bring_by_child(self.program, self.ticket(grant, user), stop, heed)
             if ended is None or stop.is_set():
                 return None
             if ended.end == REFUSED:
