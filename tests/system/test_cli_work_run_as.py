@@ -16,6 +16,7 @@ from stoker.host.other_user import why_not_allowed
 from stoker.host.user_processes import processes_of
 from tests.system.fleet_desk import FleetDesk
 from tests.system.shell import PATIENCE_S, Shell, wait_until
+from tests.unit.worker.tiny_wheels import wheel
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 # Of this process alone: whoever runs as a user is ended with its job, and tests run beside each other.
@@ -125,6 +126,57 @@ def test_jobs_of_other_users_reach_neither_the_worker_nor_each_other(shell: Shel
     assert not processes_of(SECOND)
     assert not os.path.exists(f"/proc/{tried['daemon']}")
     assert not list((shell.home / "scratch" / ".quarters").iterdir())
+
+
+ENVIRONMENT = """
+import alpha, json, os
+may_write = [os.access(path, os.W_OK) for path in (alpha.__file__, os.path.dirname(alpha.__file__))]
+told = [alpha.VERSION, os.getuid(), *may_write]
+json.dump(told, open(os.environ["STOKER_OUT"] + "/told.json", "w"))
+"""
+
+
+def test_environments_of_jobs_are_built_as_their_users_and_no_file_of_root_is_read_for_them(shell: Shell):
+    good, evil = shell.folder / "good", shell.folder / "evil"
+    wheel(str(good / "wheels"), "alpha")
+    (good / "requirements.txt").write_text("--find-links wheels\nalpha==1.0\n")
+    (evil / "home/state").mkdir(parents=True)
+    # It passes for a file of the project, until somebody expands the variable.
+    (evil / "home/state/secrets.env").write_text("")
+    (evil / "requirements.txt").write_text("-r ${STOKER_HOME}/../home/state/secrets.env\n")
+    for folder in (good, evil):
+        (folder / "train.py").write_text(ENVIRONMENT)
+    shell.env |= {"UV_OFFLINE": "1", "UV_NO_INDEX": "1"}
+    serving = shell.start("serve", "--listen", "127.0.0.1:0", "--json")
+    assert serving.stdout is not None
+    url = str(json.loads(serving.stdout.readline())["url"])
+    (shell.home / "state/secrets.env").write_text("MY_TOKEN = 'of root alone'\n")
+    (shell.home / "state/secrets.env").chmod(0o600)
+    working = shell.start("work", "--join", url, "--slots", "2", "--run-as", f"{FIRST}-{SECOND}", "--name", "jail")
+    try:
+        with FleetDesk(url, shell.home) as desk:
+            work = shell.folder
+            for shell.folder in (good, evil):
+                words = ("--name", shell.folder.name, "--env", "requirements.txt", "-y", "memory=256M")
+                done = shell.stoker("submit", *words, "--", "python", "train.py")
+                assert done.code == 0, done.err
+            shell.folder = work
+            wait_until(lambda: desk.states()["good"][0] in ("completed", "failed"))
+            wait_until(lambda: "other users" in shell.stoker("explain", "evil").out)
+            assert desk.states()["good"][0] == "completed", shell.stoker("logs", "good").out
+            assert desk.states()["evil"][0] == "pending"
+            shown = "".join(shell.stoker(*words, "evil").out for words in (("logs",), ("explain",), ("jobs", "show")))
+        assert shell.stoker("get", "good", "built").code == 0
+    finally:
+        for one in (working, serving):
+            one.send_signal(signal.SIGTERM)
+            one.communicate(timeout=PATIENCE_S)
+    assert "of root alone" not in shown
+    version, number, *may_write = json.loads(next((shell.folder / "built").rglob("told.json")).read_text())
+    assert (version, may_write) == ("1.0", [False, False])
+    assert number in (FIRST, SECOND)
+    assert not processes_of(FIRST)
+    assert not processes_of(SECOND)
 
 
 @pytest.mark.slow

@@ -135,6 +135,15 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
         read_installation(written(tmp_path, b"alpha\xff\xfe"), str(tmp_path), LINUX, "3.11.2")
 
 
+def test_a_variable_is_refused_where_its_name_is_a_file_of_the_project(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/shadow").write_text("alpha\n")
+    (tmp_path / "requirements.txt").write_text("-r ${HOME}/../etc/shadow\n")
+    assert gather(str(tmp_path), "requirements.txt").files == ("etc/shadow", "requirements.txt")
+    with pytest.raises(BadInput, match="not supported"):
+        read(tmp_path)
+
+
 def test_a_comment_hides_nothing_and_shows_nothing(tmp_path: Path) -> None:
     sources = written(tmp_path, "# -r /etc/shadow\nalpha  # -r /etc/shadow ${SECRET}\n")
     assert read_installation(sources, str(tmp_path), LINUX, "3.11.2").requirements == ("alpha",)

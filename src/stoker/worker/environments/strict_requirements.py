@@ -227,7 +227,10 @@ def _lines(text: str, path: str) -> Iterator[str]:
     lines = re.sub(r"\\\r?\n", " ", text).split("\n")
     if len(lines) > _MOST_LINES:
         raise BadInput(f"{path} has more than {_MOST_LINES:,} lines")
-    yield from filter(None, (_COMMENT.sub("", line).strip() for line in lines))
+    for line in filter(None, (_COMMENT.sub("", line).strip() for line in lines)):
+        if "$" in line:
+            _refuse(line, path)
+        yield line
 
 
 def _without_hashes(line: str, path: str) -> tuple[str, str]:
