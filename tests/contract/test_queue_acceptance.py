@@ -7,6 +7,7 @@ from typing import Any
 from stoker.coordinator.queue.commands import Look, Looked
 from stoker.hardware.placement.explaining import explain
 from stoker.model.capability import Capability
+from stoker.model.ids import job_id
 from stoker.wire.leasing import Hello
 from stoker.wire.orders import JobOrder
 from tests.contract.queue_driving import GIB, Driven, order
@@ -28,8 +29,10 @@ def join_pinned(fleet: Driven, *accepts: str, machine: str = "m1") -> None:
     )
 
 
-def program(name: str, tree: str = TREE, commit: str = "", **more: Any) -> JobOrder:
-    return order(name, recipe="command", code_tree=tree, commit=commit, **more)
+def program(name: str, tree: str = TREE, commit: str = "", *argv: str, **more: Any) -> JobOrder:
+    args = {"argv": [*(argv or ("python", "train.py")), name]}
+    fields = {"id": job_id(recipe="command", schema_version=1, args=args), "args": args, "identity": args, **more}
+    return order(name, recipe="command", code_tree=tree, commit=commit, **fields)
 
 
 def granted(fleet: Driven, machine: str = "m1") -> list[str]:
@@ -48,15 +51,17 @@ def test_a_pinned_machine_gets_only_what_it_accepts(fleet: Driven) -> None:
     join_pinned(fleet, TREE, COMMIT)
     fleet.submit(
         program("tree"),
+        program("changed", TREE, f"{COMMIT}+1"),
         program("commit", OTHER, COMMIT),
-        program("changed", OTHER, f"{COMMIT}+1"),
         program("other", OTHER),
         program("folder", ""),
+        program("shell", TREE, COMMIT, "sh", "-c", "id"),
+        program("inline", TREE, COMMIT, "python", "-c"),
         order("recipe"),
     )
-    assert granted(fleet) == ["commit", "recipe", "tree"]
+    assert granted(fleet) == ["changed", "recipe", "tree"]
     fleet.join("m2", slots=9)
-    assert granted(fleet, "m2") == ["changed", "folder", "other"]
+    assert granted(fleet, "m2") == ["commit", "folder", "inline", "other", "shell"]
 
 
 def test_jobs_that_waited_before_it_joined_are_told_apart_too(fleet: Driven) -> None:
@@ -80,6 +85,13 @@ def test_explaining_says_what_it_accepts(fleet: Driven) -> None:
     join_pinned(fleet, TREE)
     fleet.submit(program("other", OTHER))
     assert f"accepts only {TREE[:12]}, and this is tree {OTHER[:12]}" in why_not(fleet, OTHER)
+
+
+def test_explaining_says_why_a_program_is_none_of_its_tree(fleet: Driven) -> None:
+    join_pinned(fleet, TREE)
+    fleet.submit(program("shell", TREE, COMMIT, "sh", "-c", "id"))
+    only = f"accepts only {TREE[:12]}, and this starts a program outside of its tree"
+    assert only in why_not(fleet, "outside of its tree")
 
 
 def test_changed_code_reaches_what_waits_and_what_failed_and_no_result_is_doubted(fleet: Driven) -> None:

@@ -121,4 +121,4 @@ def test_pins_that_name_no_code_are_refused_at_the_start(shell: Shell) -> None:
     assert "can't be read" in done.err
     done = shell.stoker("work", "--join", "http://127.0.0.1:9", "--accept-code", "main")
     assert done.code == 2
-    assert "neither a tree nor a commit" in done.err
+    assert "not the digest of a tree" in done.err

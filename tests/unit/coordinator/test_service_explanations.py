@@ -139,15 +139,19 @@ def test_a_dry_run_says_what_would_become_of_each_job(fleet: Driven, explanation
 def test_a_dry_run_knows_machines_that_run_only_certain_code(fleet: Driven, explanations: Explanations):
     tree, other = "a" * 64, "b" * 64
     fleet.join("m1", slots=1, accepts=(tree,))
-    taken, denied, recipe = forecast(
+    script, shell = {"argv": ["python", "train.py"]}, {"argv": ["sh", "-c", "id"]}
+    taken, denied, foreign, recipe = forecast(
         fleet,
         explanations,
-        order("taken", recipe="command", code_tree=tree),
-        order("denied", recipe="command", code_tree=other),
+        order("taken", recipe="command", code_tree=tree, args=script),
+        order("denied", recipe="command", code_tree=other, args=script),
+        order("foreign", recipe="command", code_tree=tree, args=shell),
         order("recipe"),
     )
     assert taken == "waits, 1st in line: starts when m1 next asks for work"
     assert denied == f"never on this fleet: m1: accepts only {tree[:12]}, and this is tree {other[:12]}"
+    only = f"never on this fleet: m1: accepts only {tree[:12]}"
+    assert foreign == f"{only}, and this starts a program outside of its tree"
     assert recipe.startswith("waits, 2nd in line")
 
 

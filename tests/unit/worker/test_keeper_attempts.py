@@ -118,7 +118,9 @@ def test_what_was_brought_before_a_job_could_start_is_told_without_waiting_for_a
         def sweep(self) -> None:
             pass
 
-        def prepare(self, _grant: object, _stop: object, heed: Callable[[Told], None]) -> NotPrepared:
+        def prepare(
+            self, _grant: object, _stop: object, heed: Callable[[Told], None], _user: object = None
+        ) -> NotPrepared:
             heed(Told(count=1))
             return NotPrepared(reason="data", message="nobody has DATA", lasts=True)
 

@@ -55,6 +55,17 @@ def test_each_lack_has_its_reason_and_a_line(reason: str, seen: dict[str, Any]):
     assert refusal.message
 
 
+@pytest.mark.parametrize(
+    "brings", [{"code_tree": "a" * 64}, {"environment": [{"kind": "requirements", "path": "requirements.txt"}]}]
+)
+def test_a_recipe_runs_no_code_that_came_with_its_job(brings: dict[str, Any]):
+    assert why_not(grant(**brings), GOOD) is None
+    refusal = why_not(grant(recipe="tabular/gbt", **brings), GOOD)
+    assert refusal is not None
+    assert refusal.reason == "recipe"
+    assert "brings its own" in refusal.message
+
+
 def test_what_can_not_be_read_refuses_nobody():
     unknown = changed(GOOD, disk_free_bytes=None, memory=Memory(total_bytes=None, available_bytes=None))
     assert why_not(grant(), unknown) is None

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from stoker.model.artifacts import Tree, TreeEntry
+from stoker.model.digests import Digest
 from stoker.model.errors import Usage
 from stoker.plan.action import Action, StageFacts
 from stoker.plan.checkpoints import resume_key
@@ -17,7 +19,7 @@ from stoker.worker.attempt.assignment import Assignment, JobBrief
 from stoker.worker.attempt.ordering import order_assignment
 from stoker.worker.keeper.options import read_accepted
 from stoker.worker.ordering import Order, Wanted
-from stoker.worker.preparing.code import python_beside, refusal_of
+from stoker.worker.preparing.code import python_beside, refusal_by_tree, refusal_of
 from tests.unit.worker.conftest import Office
 
 PROJECT = "f" * 40
@@ -108,17 +110,29 @@ def test_a_machine_looks_again_at_the_code_that_it_was_given() -> None:
         "name": "x",
         "lease_s": 1.0,
         "start_s": 1.0,
-        "code_tree": "b" * 64,
+        "args": {"argv": ["python", "train.py"]},
     }
-    assert "accepts only ccccccc" in refusal_of(Grant(recipe="command", **fields), ("c" * 40,))
-    assert refusal_of(Grant(recipe="command", **fields), ("b" * 64,)) == ""
-    assert refusal_of(Grant(recipe="tabular/gbt", **fields), ("c" * 40,)) == ""
+    tree = Tree((TreeEntry("sub/train.py", 1, Digest("a" * 64)), TreeEntry("train.py", 1, Digest("a" * 64))))
+    digest = str(tree.digest())
+    grant = Grant(recipe="command", code_tree=digest, code_folder="sub", **fields)
+    assert "accepts only ccccccc" in refusal_of(grant, ("c" * 64,))
+    assert refusal_of(grant, (digest,)) == ""
+    assert refusal_of(Grant(recipe="tabular/gbt", code_tree=digest, **fields), ("c" * 64,)) == ""
+    assert refusal_by_tree(grant, (digest,), tree) == ""
+    linked = Tree((TreeEntry("sub/train.py", 1, Digest("a" * 64), link_to="../data.py"),))
+    other = Grant(recipe="command", code_tree=str(linked.digest()), code_folder="sub", **fields)
+    assert "no file of its tree" in refusal_by_tree(other, (str(linked.digest()),), linked)
+    assert "is not tree" in refusal_by_tree(grant, (digest,), linked)
 
 
 def test_pins_are_read_from_words_and_files() -> None:
-    lines = ["# reviewed", f"{'a' * 40}  # first", "", "b" * 64]
-    assert read_accepted([f"@{'list'}", "c" * 40], lambda _: lines) == ("a" * 40, "b" * 64, "c" * 40)
+    lines = ["# reviewed", f"{'a' * 64}  # first", "", "b" * 64]
+    assert read_accepted([f"@{'list'}", "c" * 64], lambda _: lines) == ("a" * 64, "b" * 64, "c" * 64)
     assert read_accepted([], lambda _: []) == ()
-    for words, said in ((["main"], "neither a tree nor a commit"), (["@empty"], "no code at all")):
+    for words, said in (
+        (["main"], "not the digest of a tree"),
+        (["a" * 40], "not the digest of a tree"),
+        (["@empty"], "no code at all"),
+    ):
         with pytest.raises(Usage, match=said):
             read_accepted(words, lambda _: ["# nothing"])

@@ -11,7 +11,7 @@ from stoker.coordinator.matching.cases import Case, Fleet
 from stoker.hardware.placement.offer import Offer
 from stoker.model.frozen import changed
 from stoker.model.requirements import code_word
-from stoker.wire.code import why_not_accepted
+from stoker.wire.code import code_of, why_not_accepted
 from stoker.wire.orders import JobOrder
 
 _PROGRAM = "command"
@@ -21,7 +21,7 @@ def pinned_fleet(fleet: Fleet, accepts: Mapping[str, Sequence[str]], orders: Ite
     """Give the fleet as it is once its machines have said which code of these orders they do not run."""
     if not accepts:
         return fleet
-    codes = {(one.code_tree, one.commit) for one in orders if one.recipe == _PROGRAM}
+    codes = {code_of(one) for one in orders if one.recipe == _PROGRAM}
     return changed(
         fleet,
         offers=[_pinned(one, accepts.get(one.node, ()), codes) for one in fleet.offers],
@@ -33,7 +33,7 @@ def pinned_case(case: Case, accepts: Mapping[str, Sequence[str]], order: JobOrde
     """Give a job with the word for its code, where some machine asks about that."""
     if not accepts or order.recipe != _PROGRAM:
         return case
-    return changed(case, wanted=changed(case.wanted, code=code_word(order.code_tree, order.commit)))
+    return changed(case, wanted=changed(case.wanted, code=code_word(*code_of(order))))
 
 
 def _pinned(offer: Offer, pins: Sequence[str], codes: Iterable[tuple[str, str]]) -> Offer:

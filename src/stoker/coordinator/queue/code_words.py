@@ -11,7 +11,7 @@ from typing import Any
 
 from stoker.coordinator.queue.book import Book, Machine
 from stoker.model.requirements import code_word
-from stoker.wire.code import why_not_accepted
+from stoker.wire.code import code_of, why_not_accepted
 
 _PROGRAM = "command"
 
@@ -20,7 +20,7 @@ def code_in(book: Book, spec: Mapping[str, Any]) -> str:
     """Give the word for an order's code; empty: nobody asks, or it is a recipe's, which is the machine's own."""
     if not book.tells_code_apart or spec["recipe"] != _PROGRAM:
         return ""
-    return code_word(spec.get("code_tree", ""), spec.get("commit", ""))
+    return code_word(*code_of(spec))
 
 
 def learn_code(book: Book, word: str) -> bool:

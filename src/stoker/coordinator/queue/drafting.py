@@ -53,6 +53,8 @@ class Draft:
             "environment": order.environment,
             "code_tree": order.code_tree,
             "commit": order.commit,
+            "args": order.args,
+            "inputs": order.inputs,
         }
 
 

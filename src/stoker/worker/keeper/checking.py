@@ -7,6 +7,7 @@ from stoker.model.frozen import frozen
 from stoker.model.units import format_size
 from stoker.wire.identity import identity_fault
 from stoker.wire.leasing import Grant
+from stoker.worker.program_order import RECIPE
 
 LEAST_FREE_BYTES = 256 * 1024 * 1024
 """Of disk: with less, a worker takes no work, and starts none."""
@@ -56,6 +57,10 @@ def _identity(grant: Grant, _look: Look) -> Refusal | None:
 def _recipe(grant: Grant, look: Look) -> Refusal | None:
     if look.recipe_version is None:
         return Refusal(reason="recipe", message=look.recipe_trouble or f"there is no recipe {grant.recipe} here")
+    if grant.recipe != RECIPE and (grant.code_tree or grant.environment):
+        # It would be imported by a process that runs as the worker.
+        message = f"{grant.recipe} runs the code of this machine, and the job brings its own"
+        return Refusal(reason="recipe", message=message)
     if look.recipe_version != grant.schema_version:
         versions = f"version {look.recipe_version} here, made for {grant.schema_version}"
         return Refusal(reason="recipe_version", message=f"{grant.recipe} is of {versions}")

@@ -40,7 +40,7 @@ class Machine:
     home: str
     ledger: Callable[[], Ledger]
     accepts: tuple[str, ...] = ()
-    """Trees and commits whose code alone is run here; none: any."""
+    """Trees whose code alone is run here; none: any."""
     memory: Callable[[], Memory] = memory_here
     disk: Callable[[str], int] = free_bytes
 
@@ -69,8 +69,11 @@ class Machine:
         return find_secrets(grant.secrets, environment=self.child_environment(), path=path)
 
     def python_beside(self, grant: Grant) -> str:
-        """Give the interpreter that lies beside a packed program where it was submitted, if that is here."""
-        if not grant.code_tree or grant.environment:
+        """Return the interpreter that lies beside a packed program where it was submitted, if that is here.
+
+        Where only some code is accepted there is none: the submitter names that folder.
+        """
+        if not grant.code_tree or grant.environment or self.accepts:
             return ""
         return python_beside(grant.args, grant.folder, environment=self.environment, own_prefix=self.own_prefix)
 

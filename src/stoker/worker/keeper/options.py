@@ -8,7 +8,7 @@ from stoker.host.http.settings import FleetIdentity
 from stoker.model.errors import Usage
 from stoker.model.frozen import fresh, frozen
 from stoker.model.units import parse_size
-from stoker.wire.code import is_code_word
+from stoker.wire.code import is_tree
 
 _MOST_ACCEPTED = 1000
 _HINT = "--declare cores=2,ram=4G,gpus=0"
@@ -30,7 +30,7 @@ class WorkOptions:
     stop_grace_s: float | None = None
     """How long a job may take to save what it has when it is stopped; nothing: as usual."""
     accepts: tuple[str, ...] = ()
-    """Trees and commits whose code alone it runs; none: any."""
+    """Trees whose code alone it runs; none: any."""
     keeps_workspaces: bool = False
     """Leave where programs ran for their owner to look at."""
     run_as: str = ""
@@ -56,15 +56,15 @@ def read_declared(words: Iterable[str]) -> dict[str, int | list[str]]:
 
 
 def read_accepted(words: Iterable[str], read_lines: Callable[[str], list[str]]) -> tuple[str, ...]:
-    """Read `TREE|COMMIT,…` and `@FILE` with one on each line; `#` begins a comment. Raises `Usage`."""
+    """Read `TREE,…` and `@FILE` with one on each line; `#` begins a comment. Raises `Usage`."""
     found: dict[str, None] = {}
     for part in (part.strip() for text in words for part in text.split(",") if part.strip()):
         lines = [line.partition("#")[0].strip() for line in read_lines(part[1:])] if part.startswith("@") else [part]
         for word in filter(None, lines):
-            if not is_code_word(word):
+            if not is_tree(word):
                 raise Usage(
-                    f"--accept-code: {word[:80]!r} is neither a tree nor a commit",
-                    hint="seven digits of one at least: git rev-parse HEAD, or `code` of stoker submit --json",
+                    f"--accept-code: {word[:80]!r} is not the digest of a tree",
+                    hint="all 64 digits of `code` of stoker submit --json; a commit is what the submitter says it is",
                 )
             found[word] = None
     if len(found) > _MOST_ACCEPTED:

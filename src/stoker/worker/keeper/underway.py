@@ -27,6 +27,7 @@ from stoker.worker.keeper.ending import AttemptEnd, end_of
 from stoker.worker.keeper.machine import Machine
 from stoker.worker.keeper.nursery import Nursery, Ward
 from stoker.worker.keeper.users import UserPool
+from stoker.worker.preparing.code import refusal_by_tree
 from stoker.worker.preparing.here import Prepared
 from stoker.worker.preparing.missing import Held
 from stoker.worker.preparing.preparing import NotPrepared, Preparing
@@ -118,11 +119,11 @@ class Underway:
                 prepare(self._stopped)
                 held = None if self._stopped.is_set() else self._bring()
                 if not isinstance(held, Held):
-                    self._give_user_back()
+                    self._give_up()
                     return held
                 child, said_path = site.nursery.take()
             except StokerError as error:
-                self._give_user_back()
+                self._give_up()
                 return Refusal(reason="start", message=str(error))
             lease = self._lease_file(self.run)
             try:
@@ -216,6 +217,10 @@ class Underway:
         answer = preparing.prepare(grant, self._stopped, heed, user)
         if isinstance(answer, NotPrepared):
             return Refusal(reason=answer.reason, message=answer.message, lasts=answer.lasts)
+        accepts = self._site.machine.accepts
+        if answer is not None and accepts and grant.code_tree:
+            why = refusal_by_tree(grant, accepts, preparing.here.code_tree(grant))
+            return Refusal(reason="code", message=why, lasts=True) if why else answer
         return answer
 
     def _put_in_place(self, held: Held, child: ProcessIdentity) -> None:
@@ -245,6 +250,11 @@ class Underway:
         until_s = clock.monotonic_s() + _DEVICES_S
         while self._site.machine.is_held(self.grant, held) and clock.monotonic_s() < until_s:
             clock.sleep(0.1)
+
+    def _give_up(self) -> None:
+        """Release what it held before anything of it was put in place."""
+        self._give_user_back()
+        self.run = ""
 
     def _give_user_back(self) -> None:
         if self._site.users is not None:

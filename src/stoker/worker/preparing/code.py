@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stoker.host.interpreter import find_python, is_bare_python
+from stoker.model.artifacts import Tree
 from stoker.model.errors import StokerError
-from stoker.wire.code import why_not_accepted
+from stoker.wire.code import code_of, start_of, why_not_accepted, why_not_in_tree
 from stoker.wire.leasing import Grant
 from stoker.worker.program_order import RECIPE
 
@@ -19,11 +20,25 @@ _VENV = ".venv"
 
 
 def refusal_of(grant: Grant, accepts: Sequence[str]) -> str:
-    """Say why a machine that accepts only some code does not run this; nothing if it does.
+    """Return why a machine that accepts only some code does not run a job; empty: it does, as far as its words tell.
 
-    A recipe's code is the machine's own, and always accepted.
+    A recipe's code is the machine's own, and always accepted. Which files the tree has is asked of `refusal_by_tree`.
     """
-    return why_not_accepted(accepts, grant.code_tree, grant.commit) if grant.recipe == RECIPE else ""
+    return why_not_accepted(accepts, *code_of(grant)) if grant.recipe == RECIPE else ""
+
+
+def refusal_by_tree(grant: Grant, accepts: Sequence[str], tree: Tree) -> str:
+    """Return why a machine that accepts only some code does not start a job, whose code is this tree."""
+    if not accepts or grant.recipe != RECIPE:
+        return ""
+    refused = refusal_of(grant, accepts)
+    if refused:
+        return refused
+    if tree.digest() not in accepts:
+        return f"the code that came is not tree {grant.code_tree[:12]}"
+    files = {entry.path: entry.executable for entry in tree.entries if entry.link_to is None}
+    why = why_not_in_tree(start_of(grant.args.get("argv") or ()), grant.code_folder, files)
+    return f"accepts only programs of their trees, and this {why}" if why else ""
 
 
 def python_beside(args: Mapping[str, Any], folder: str, *, environment: Mapping[str, str], own_prefix: str) -> str:

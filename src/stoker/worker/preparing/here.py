@@ -8,6 +8,7 @@ from typing import Any
 
 from stoker.host.durable import translated
 from stoker.host.identity import ProcessIdentity
+from stoker.model.artifacts import Tree
 from stoker.model.errors import CorruptBytes
 from stoker.model.frozen import fresh, frozen
 from stoker.store.held import held_tree
@@ -87,6 +88,10 @@ class Here:
             inputs={one.where: self._standing(one, verified) for one in grant.inputs},
             environment=self._environment(grant),
         )
+
+    def code_tree(self, grant: Grant) -> Tree:
+        """Return the tree of a job's code, which is here."""
+        return self._record(grant.code_tree).tree
 
     def put_in_place(self, grant: Grant, run: str, held: Held) -> Prepared:
         """Make an attempt's workspace and give the paths of all that it reads. Nothing is missing."""

@@ -52,9 +52,9 @@ GRAMMAR = Grammar(
         ),
         Option(
             "--accept-code",
-            value="TREE|COMMIT",
-            help="run programs of this code alone; several with commas, or @FILE with one on each line; may be given "
-            "again. A commit means its code without changes",
+            value="TREE",
+            help="run only programs that lie in this tree (`code` of stoker submit --json); several with commas, or "
+            "@FILE with one on each line; may be given again",
             is_many=True,
         ),
         Option("--keep-workspace", help="leave the folders in which programs ran; they are removed unless told"),
@@ -69,7 +69,7 @@ GRAMMAR = Grammar(
         "stoker work --name small --slots 2 --declare cores=2,ram=4G,gpus=0",
         "stoker work --until-idle --json",
         "stoker work --slots 2 --run-as 60000-60001",
-        "stoker work --accept-code @commits.txt",
+        "stoker work --accept-code @trees.txt",
         "stoker work --install",
     ),
 )
