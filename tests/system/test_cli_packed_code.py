@@ -115,6 +115,46 @@ def test_code_that_cannot_go_along_is_refused_before_anything_is_submitted(serve
     assert "m.toml:4:11: jobs[0].include: include: nothing at nothing/*" in done.err
 
 
+def test_a_pinned_worker_starts_files_of_its_tree_and_nothing_else(
+    served: tuple[Shell, Path], tmp_path: Path, index: Path
+) -> None:
+    shell, _ = served
+    (shell.folder / "evil").write_text("#!/bin/sh\necho evil\n")
+    (shell.folder / "evil").chmod(0o755)
+    shown = shell.stoker("submit", "--json", "--dry-run", "--", "python", "train.py")
+    tree = shown.objects()[0]["code"]
+    pinned = Shell(tmp_path, index=index)
+    url = loads((shell.home / "state" / "serve.json").read_bytes())["url"]
+    working = pinned.start("work", "--join", url, "--name", "pinned", "--accept-code", tree)
+    try:
+        wait_until(lambda: "pinned" in shell.stoker("machines").out)
+        tried = {
+            "good": ("--", "python", "train.py"),
+            "inline": ("--", "python", "-c", "print('evil')"),
+            "shell": ("--", "sh", "-c", "echo evil"),
+            "loader": ("env.PYTHONSTARTUP=evil", "--", "python", "train.py"),
+            "untracked": ("--", "python", "evil"),
+        }
+        for name, words in tried.items():
+            done = shell.stoker("submit", "--host", "pinned", "--name", name, "-y", *words)
+            assert done.code == 0, done.err
+        wait_until(lambda: "completed" in shell.stoker("jobs", "show", "good").out)
+        whys = {
+            "inline": "starts Python without a script",
+            "shell": "starts a program outside of its tree",
+            "loader": "sets variables",
+            "untracked": "starts evil, which is no file of its tree",
+        }
+        for name, why in whys.items():
+            wait_until(lambda name=name, why=why: why in shell.stoker("explain", name).out)
+            assert "evil\n" not in shell.stoker("logs", name).out
+    finally:
+        for name in tried:
+            shell.stoker("cancel", name)
+        working.send_signal(signal.SIGTERM)
+        finish(working)
+
+
 def test_pins_that_name_no_code_are_refused_at_the_start(shell: Shell) -> None:
     done = shell.stoker("serve", "--listen", "127.0.0.1:0", "--accept-code", "nowhere:main")
     assert done.code == 2

@@ -76,6 +76,10 @@ def _bug(error: BaseException, crash_folder: str) -> Bug:
 
 
 def _keep(error: BaseException, folder: str) -> str:
+    """Write a report into the folder, or where temporary files lie; return its path, or nothing.
+
+    Others may write to the second place: its name can't be foreseen, it is new, and only its owner reads it.
+    """
     import platform
     import tempfile
     import time
@@ -83,16 +87,16 @@ def _keep(error: BaseException, folder: str) -> str:
 
     from stoker import __version__
 
-    name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+    name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}-"
     text = (
         f"stoker {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
         f"{sys.argv!r}\n\n{''.join(traceback.format_exception(error))}"
     )
     for place in (folder, tempfile.gettempdir()):
-        path = os.path.join(place, name)
         try:
             os.makedirs(place, exist_ok=True)
-            with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
+            descriptor, path = tempfile.mkstemp(prefix=name, suffix=".txt", dir=place)
+            with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text)
         except OSError:
             continue

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,31 @@ def test_an_error_that_nobody_foresaw_is_a_bug_with_its_story_in_a_file(
     assert told.err == f"stoker: a bug in Stoker: ZeroDivisionError: oh\nhint: please send us {path}\n"
     assert json.loads(told.out)["data"] == {"report": str(path)}
     assert "ZeroDivisionError: oh" in path.read_text()
+
+
+def test_a_report_among_temporary_files_is_new_and_its_owners_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shared, victim = tmp_path / "shared", tmp_path / "victim"
+    shared.mkdir()
+    victim.write_text("mine")
+    monkeypatch.setattr("tempfile.tempdir", str(shared))
+    monkeypatch.setattr("time.strftime", lambda _form: "20260101-000000")
+    # Another user foresees the name, and plants a link there.
+    (shared / f"crash-20260101-000000-{os.getpid()}.txt").symlink_to(victim)
+    (tmp_path / "file").write_text("")
+    for _ in range(2):
+        report(
+            ZeroDivisionError("oh"),
+            Output(is_json=False, is_quiet=False),
+            debug=False,
+            crash_folder=lambda: str(tmp_path / "file" / "state"),
+        )
+    capfd.readouterr()
+    made = [path for path in shared.iterdir() if not path.is_symlink()]
+    assert victim.read_text() == "mine"
+    assert len(made) == 2
+    assert {path.stat().st_mode & 0o777 for path in made} == {0o600}
 
 
 def test_a_reader_that_went_away_is_no_error(capfd: pytest.CaptureFixture[str]) -> None:
