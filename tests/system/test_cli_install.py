@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,6 +82,28 @@ def test_a_fault_in_a_file_is_told_and_nobody_starts_it_again(shell: Shell, syst
     assert systemd.value(unit, "NRestarts") == "0"
     assert shell.stoker("serve", "--uninstall").code == 0
     assert units(tmp_path) == []
+
+
+def test_an_installed_coordinator_keeps_its_settings_and_reads_its_files_again_when_told(
+    shell: Shell, systemd: UserSystemd, tmp_path: Path
+):
+    cluster = shell.folder / "cluster.yaml"
+    cluster.write_text("nodes:\n  - { name: desk, host: localhost }\n")
+    words = ("serve", "--listen", "127.0.0.1:0", "--cluster", cluster, "--install", "--yes")
+    installed = shell.stoker(*words, STOKER_CONTAIN="bare", HF_TOKEN="hunter2", https_proxy="http://a:hunter2@b:1")
+    assert installed.code == 0, installed.err + systemd.said()
+    assert "https_proxy holds a secret" in installed.err
+    assert "HF_TOKEN holds a secret" in installed.err
+    assert "hunter2" not in installed.out + installed.err
+    serve = next(name for name in units(tmp_path) if "serve" in name)
+    before = systemd.value(serve, "MainPID")
+    seen = [*systemd.before, "cat", f"/proc/{before}/environ"]
+    assert b"STOKER_CONTAIN=bare" in subprocess.run(seen, capture_output=True, check=True).stdout.split(b"\0")
+    cluster.write_text("nodes:\n  - { name: desk, host: localhost }\n  - { name: lab, host: lab.local }\n")
+    systemd.systemctl("reload", serve)
+    wait_until(lambda: "lab" in shell.stoker("machines", "--json").out)
+    assert systemd.value(serve, "MainPID") == before
+    assert shell.stoker("serve", "--uninstall").code == 0
 
 
 @pytest.mark.slow

@@ -145,8 +145,8 @@ def test_a_pinned_worker_starts_files_of_its_tree_and_nothing_else(
             "loader": "sets variables",
             "untracked": "starts evil, which is no file of its tree",
         }
-        for name, why in whys.items():
-            wait_until(lambda name=name, why=why: why in shell.stoker("explain", name).out)
+        wait_until(lambda: all(why in shell.stoker("explain", name).out for name, why in whys.items()))
+        for name in whys:
             assert "evil\n" not in shell.stoker("logs", name).out
     finally:
         for name in tried:

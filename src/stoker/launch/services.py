@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
@@ -27,19 +28,108 @@ LONGEST_RESTART_S = 300
 _STOP_S = 90.0
 # Beside the time that a job may take to save: for sending what it saved, and giving everything back.
 _GIVE_BACK_S = 120.0
-# Never whole families of variables: a service's file is read by everybody, and a token or a password is none of it.
-_PASSED_ON = (
+# By name, never whole families: a service's file is read by everybody, and a token or a password is none of it.
+PASSED_ON = (
     "PATH",
+    "LANG",
     "FLEET_HOST_ID",
-    "STOKER_CONTAINMENT",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "STOKER_COMPANY_LINGER",
+    "STOKER_CONTAIN",
     "STOKER_COOKBOOKS",
+    "STOKER_ENVS",
     "STOKER_LEDGER",
     "STOKER_OFFLINE",
+    "STOKER_RUNTIME",
+    "STOKER_STRICT",
     "STOKER_VRAM_LIMIT",
+    "XDG_CACHE_HOME",
+    "HF_ENDPOINT",
     "HF_HOME",
-    "LANG",
+    "HF_HUB_CACHE",
+    "HF_HUB_DISABLE_IMPLICIT_TOKEN",
+    "HF_HUB_DISABLE_SYMLINKS",
+    "HF_HUB_OFFLINE",
+    "HF_TOKEN_PATH",
+    "HUGGINGFACE_HUB_CACHE",
+    "TRANSFORMERS_OFFLINE",
+    "CURL_CA_BUNDLE",
+    "REQUESTS_CA_BUNDLE",
+    "SSL_CERT_DIR",
     "SSL_CERT_FILE",
+    "ALL_PROXY",
+    "HTTPS_PROXY",
+    "HTTP_PROXY",
+    "NO_PROXY",
+    "all_proxy",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+    "PIP_CERT",
+    "PIP_CONSTRAINT",
+    "PIP_DEFAULT_TIMEOUT",
+    "PIP_EXTRA_INDEX_URL",
+    "PIP_FIND_LINKS",
+    "PIP_INDEX_URL",
+    "PIP_NO_INDEX",
+    "PIP_PROXY",
+    "PIP_TRUSTED_HOST",
+    "UV_CACHE_DIR",
+    "UV_CONSTRAINT",
+    "UV_DEFAULT_INDEX",
+    "UV_EXCLUDE_NEWER",
+    "UV_EXTRA_INDEX_URL",
+    "UV_FIND_LINKS",
+    "UV_HTTP_RETRIES",
+    "UV_HTTP_TIMEOUT",
+    "UV_INDEX",
+    "UV_INDEX_STRATEGY",
+    "UV_INDEX_URL",
+    "UV_INSECURE_HOST",
+    "UV_NATIVE_TLS",
+    "UV_NO_INDEX",
+    "UV_OFFLINE",
+    "UV_PYTHON_DOWNLOADS",
+    "UV_PYTHON_INSTALL_DIR",
+    "UV_SYSTEM_CERTS",
 )
+"""Variables that a service gets as they are when it is installed: every setting that our programs read."""
+NOT_PASSED_ON = {
+    "STOKER_HOME": "written by itself",
+    "STOKER_COORDINATOR": "`work --install` writes it as --join",
+    "STOKER_OPERATOR_TOKEN": "a secret: --token-file",
+    "STOKER_CLUSTER": "of commands that people type; `serve` takes --cluster",
+    "STOKER_GPU_FAKE": "invented devices are for tests and demonstrations",
+    **dict.fromkeys(
+        (
+            "STOKER_ATTEMPT",
+            "STOKER_CONTROL",
+            "STOKER_JOB",
+            "STOKER_JOB_NAME",
+            "STOKER_MARK",
+            "STOKER_METRICS",
+            "STOKER_NOTIFY_",
+            "STOKER_OUT",
+            "STOKER_PARAMS",
+            "STOKER_RESUME",
+            "STOKER_RESUME_KEY",
+            "STOKER_SCRATCH",
+            "STOKER_SEED",
+            "STOKER_TOKEN",
+            "STOKER_VRAM_BYTES",
+        ),
+        "set by Stoker for the programs that it starts",
+    ),
+}
+"""Variables of Stoker that no service gets, each with the reason."""
+SECRETS = dict.fromkeys(
+    ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"), "`hf auth login` writes a token file, which the service finds"
+)
+"""Variables that our programs read and that stand in no file of a service, with what does instead."""
+_PASSWORD = re.compile(r"(?:^|://)[^/\s]*:[^/\s]*@|://[^/\s]+@")
 
 
 class Kind(StrEnum):
@@ -65,6 +155,8 @@ class Service:
     """How long it may take to end in order."""
     after: str = ""
     """The label of a service of the same machine that is started before it."""
+    left_out: Mapping[str, str] = fresh(factory=dict)
+    """Variables that are set and do not stand in its file because they hold a secret, each with what to do instead."""
 
 
 def make_service(  # noqa: PLR0913 - what a service is made of
@@ -86,16 +178,20 @@ def make_service(  # noqa: PLR0913 - what a service is made of
     """
     _refuse_secrets(words)
     argv = (python, "-m", "stoker", str(kind), *words)
-    passed = {name: environment[name] for name in _PASSED_ON if environment.get(name)}
+    passed = {name: environment[name] for name in PASSED_ON if environment.get(name)}
+    secret = {name for name, value in passed.items() if _PASSWORD.search(value)}
+    left_out = dict.fromkeys(secret, "leave the password out, or put it into a drop-in that only you may read")
+    left_out |= {name: instead for name, instead in SECRETS.items() if kind is Kind.WORK and environment.get(name)}
     service = Service(
         kind=kind,
         label=label_of(kind, home, usual_home, called=called),
         about="Stoker's coordinator" if kind is Kind.SERVE else f"Stoker's worker {called}".rstrip(),
         argv=argv,
         folder=home,
-        environment={"STOKER_HOME": home, **passed},
+        environment={"STOKER_HOME": home, **{name: passed[name] for name in passed if name not in secret}},
         stop_s=_STOP_S if kind is Kind.SERVE else _GIVE_BACK_S + grace_s,
         after=after,
+        left_out=left_out,
     )
     _refuse_odd(service)
     return service

@@ -43,6 +43,7 @@ def render_unit(service: Service) -> str:
         "Type=notify",
         "NotifyAccess=main",
         f"ExecStart={_command(service.argv)}",
+        *_reloading(service.kind),
         f"WorkingDirectory={_specifiers(service.folder)}",
         *(f"Environment={_quoted(f'{name}={value}')}" for name, value in sorted(service.environment.items())),
         "Restart=on-failure",
@@ -67,6 +68,11 @@ def unit_words(text: str) -> tuple[str, ...]:
     command = next((line for line in text.splitlines() if line.startswith("ExecStart=")), "")
     argv = [re.sub(r"\\(.)", r"\1", one.replace("%%", "%")) for one in _QUOTED.findall(command)]
     return tuple(argv[BEFORE_WORDS:])
+
+
+def _reloading(kind: Kind) -> list[str]:
+    """A coordinator reads its files again at SIGHUP; a worker ends."""
+    return ["ExecReload=/bin/kill -HUP $MAINPID"] if kind is Kind.SERVE else []
 
 
 def _ending(kind: Kind) -> list[str]:

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import plistlib
+import re
 import shlex
 import subprocess
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
 
+from stoker.launch import services
 from stoker.launch.launchd_plist import plist_words, render_plist
-from stoker.launch.services import HOPELESS, Kind, Service, label_of, make_service
+from stoker.launch.services import (
+    HOPELESS,
+    NOT_PASSED_ON,
+    PASSED_ON,
+    SECRETS,
+    Kind,
+    Service,
+    label_of,
+    make_service,
+)
 from stoker.launch.systemd_unit import WRITTEN_BY, render_unit, unit_words
 from stoker.launch.windows_schedule import render_schedule, schedule_words
 from stoker.model.errors import BadInput
 from stoker.model.frozen import changed
+from stoker.worker.environments.uv import _FOR_OTHERS, _FROM_PIP
 
 HOSTILE = "/srv/a b%h$HOME'\"\\é;#"
 SPACE = "{http://schemas.microsoft.com/windows/2004/02/mit/task}"
@@ -73,6 +86,61 @@ def test_no_secret_of_the_environment_gets_into_a_service():
     for text in (render_unit(service), render_plist(service), render_schedule(service)):
         assert "s3cret" not in text
     assert service.environment == {"STOKER_HOME": "/srv/stoker", "PATH": "/bin"}
+
+
+def test_every_setting_of_stoker_reaches_a_service_or_is_listed_with_why_not():
+    source = Path(services.__file__).parents[1]
+    read = {
+        name
+        for path in source.rglob("*.py")
+        if path.parent.name != "launch"
+        for name in re.findall(r'"(STOKER_[A-Z][A-Z_]*)"', path.read_text(encoding="utf-8"))
+    }
+    assert "STOKER_CONTAIN" in read
+    assert read - set(PASSED_ON) == set(NOT_PASSED_ON), "a new variable: pass it on to services, or say why not"
+    assert {name for name in PASSED_ON if name.startswith("STOKER_")} <= read, "a variable that nothing reads"
+
+
+def test_what_the_hub_the_network_and_uv_read_reaches_a_service():
+    source = Path(services.__file__).parents[1]
+    hub = re.findall(r'"((?:HF|HUGGINGFACE|TRANSFORMERS|XDG)_[A-Z_]+)"', (source / "store/hub/settings.py").read_text())
+    hub += re.findall(r'"((?:HF|HUGGING_FACE)_[A-Z_]+)"', (source / "store/hub/token.py").read_text())
+    http = re.findall(r'"((?:[A-Z]+_){2}[A-Z]+|no_proxy|NO_PROXY)"', (source / "host/http/settings.py").read_text())
+    proxies = [f"{name}_proxy" for name in ("http", "https", "all")]
+    wanted = {*hub, *http, *proxies, *map(str.upper, proxies)} - {"REQUEST_METHOD"}
+    assert {"HF_HOME", "HF_TOKEN", "SSL_CERT_FILE", "no_proxy"} <= wanted
+    uv = {*_FROM_PIP, *_FOR_OTHERS}
+    assert (wanted | uv) - set(PASSED_ON) == set(SECRETS)
+
+
+def test_settings_reach_a_service_and_those_with_a_password_are_named():
+    environment = {
+        "STOKER_CONTAIN": "bare",
+        "HF_HOME": "/data/hf",
+        "https_proxy": "http://proxy:3128",
+        "HTTP_PROXY": "http://anna:hunter2@proxy:3128",
+        "all_proxy": "anna:hunter2@proxy:3128",
+        "UV_INDEX": "https://t0ken@index.example/simple",
+        "HF_TOKEN": "hunter2",
+        "PATH": "/opt/user@host/bin:/bin",
+    }
+    service = service_of(environment=environment)
+    assert service.environment == {
+        "STOKER_HOME": "/srv/stoker",
+        "STOKER_CONTAIN": "bare",
+        "HF_HOME": "/data/hf",
+        "https_proxy": "http://proxy:3128",
+        "PATH": "/opt/user@host/bin:/bin",
+    }
+    assert sorted(service.left_out) == ["HF_TOKEN", "HTTP_PROXY", "UV_INDEX", "all_proxy"]
+    for text in (render_unit(service), render_plist(service), render_schedule(service)):
+        assert "hunter2" not in text
+        assert "t0ken" not in text
+
+
+def test_a_coordinator_can_be_told_to_read_its_files_again_and_a_worker_can_not():
+    assert settings_of(render_unit(service_of(kind=Kind.SERVE)))["ExecReload"] == "/bin/kill -HUP $MAINPID"
+    assert "ExecReload" not in settings_of(render_unit(service_of()))
 
 
 def test_an_address_with_a_password_is_refused_and_the_password_not_repeated():

@@ -47,6 +47,8 @@ def install_services(call: Call, services: Sequence[Service], *, yes: bool) -> t
         out.line(f"{rendered.path}:")
         for line in rendered.text.splitlines():
             out.line(f"  {line}" if line else "")
+    for name, instead in {name: one for service in services for name, one in service.left_out.items()}.items():
+        out.note(f"{name} holds a secret and is not written into the file: {instead}")
     if not yes and not out.asks("Write this and start it?", by_default=True):
         out.note("nothing was written")
         return ()

@@ -10,6 +10,7 @@ from stoker.faces.cli.fleet.services import boot_line, check_services, install_s
 from stoker.launch.services import Kind, Service
 from stoker.model.errors import Usage
 from stoker.model.units import parse_duration
+from stoker.wire.finding import COORDINATOR
 
 _PLAIN = ("join", "name", "run_as")
 _GRACE, _JOIN = "--grace", "--join"
@@ -19,6 +20,8 @@ def install_work(call: Call, given: dict[str, Any]) -> int:
     """Install a worker as it was asked for."""
     if given["once"] or given["until_idle"]:
         raise Usage("a service goes on: --once and --until-idle are for a worker that ends")
+    # What this shell's variable says is said by no file of a service.
+    given = {**given, "join": given["join"] or call.parts.settings.environment.get(COORDINATOR, "")}
     # Beside a coordinator of this home it starts after it, unless it works for another one.
     serve = call.parts.service(Kind.SERVE, ()).label
     after = serve if not given["join"] and call.parts.installer().stands(serve) else ""
