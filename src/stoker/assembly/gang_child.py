@@ -24,7 +24,7 @@ from stoker.model.errors import Bug
 from stoker.model.gang_errors import RankFailed, RankSilent
 from stoker.model.json_text import dumps, loads
 from stoker.model.retry import Cause
-from stoker.plan.child import answer, answer_of, asked_to_stop, do_work, pass_on
+from stoker.plan.child import answer, answer_of, asked_to_stop, do_work, pass_on, work_in
 from stoker.plan.runner import Failed, Finished, failure_of
 
 _ROOM_BYTES = 1 << 16
@@ -64,7 +64,8 @@ def run_work(request: dict[str, Any], emit: Callable[[dict[str, Any]], None]) ->
     """Bring the ranks up, have the stage done by all of them, and send one answer."""
     if not isinstance(emit, Emitter):
         raise Bug("a gang's owner reports through a pipe that its ranks can inherit")
-    work = loads(request["work"])
+    # Ranks are forked from here, and have what this process has imported or will.
+    work = work_in(request)
     outcomes = Outcomes(work["ranks"])
     _inherited.update(emit=emit, outcomes=outcomes)
     with asked_to_stop():

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from stoker import __version__
 from stoker.assembly.settings import Settings, read_settings, with_kernels_kept
 from stoker.assembly.this_machine import ThisMachine
+from stoker.host.imports import watch_imports
 from stoker.model.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Assembly(ThisMachine):
         self.hidden: tuple[str, ...] = ()
         """What nobody may read in anything that a program prints."""
         self._first_forked: Stage | None = None
+        watch_imports()
 
     @classmethod
     def here(cls) -> Assembly:
@@ -120,7 +122,7 @@ class Assembly(ThisMachine):
         from stoker.plan.code_identity import CodeIdentity
 
         self.make_state()
-        return CodeIdentity(os.path.join(self.settings.state, "code.json"))
+        return CodeIdentity(os.path.join(self.settings.state, "code.json"), clock=self.clock)
 
     @cached_property
     def history(self) -> History:
@@ -163,6 +165,7 @@ class Assembly(ThisMachine):
             open_devices=self._open_devices,
             clock=self.clock,
             company_runner=lambda: self._company_runner,
+            forked_runner=lambda: self.process_runner,
         )
         settings = self.settings
         return Tools(engine=engine, store=self.store, clock=self.clock, runs=settings.runs, scratch=settings.scratch)

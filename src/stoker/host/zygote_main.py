@@ -25,6 +25,7 @@ from typing import Any
 from stoker.host import large_pages, life_line, linux_calls
 from stoker.host.channel import Channel, Received
 from stoker.host.forking import HANDLED, has_ended, reap, signal_child
+from stoker.host.imports import watch_imports
 from stoker.host.process_table import ProcessRow, read_row
 from stoker.host.zygote_child import Ends, run_forked
 
@@ -130,6 +131,7 @@ class Zygote:
         (life_fd,) = messages[0].fds
         # Importing takes seconds, in which nobody looks at the selector.
         with life_line.held(life_fd):
+            watch_imports()
             warnings = _preload(hello["preload"])
         os.close(life_fd)
         preload_s = time.monotonic() - started_s

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from stoker.host.imports import Source
 from stoker.model.artifacts import ArtifactRef, Tree, TreeEntry
 from stoker.model.clock import Clock
 from stoker.model.digests import Digest
@@ -72,6 +73,35 @@ class Cache:
         self._code = code
         self._clock = clock
         self._facts: dict[Stage, tuple[StageFacts, Digest]] = {}
+        self._sources: dict[str, tuple[Source, ...]] = {}
+
+    def begin_run(self) -> None:
+        """Look at the code of stages anew: it is looked at once in a run."""
+        self._facts.clear()
+        self._sources.clear()
+        self._code.forget()
+
+    def sources_for(self, stage: Stage, action: Action) -> tuple[Source, ...] | None:
+        """Return the source texts that are the code in an action, for whoever does its work.
+
+        The same in the whole run, whatever is edited meanwhile. None if they were edited after the action was made and
+        before anybody had asked for them: then there has to be another action.
+        """
+        facts = self._facts.get(stage)
+        if facts is None or facts[1] != action.facts_digest:
+            return None
+        if stage.module not in self._sources:
+            sources = self._code.sources_of(stage.module)
+            if sources is None:
+                self._code.forget(stage.module)
+                self._facts = {one: known for one, known in self._facts.items() if one.module != stage.module}
+                return None
+            self._sources[stage.module] = sources
+        return self._sources[stage.module]
+
+    def edited(self) -> list[str]:
+        """Return the modules of stages that ran whose files have been edited since their code was read."""
+        return sorted(module for module in self._sources if self._code.is_changed(module))
 
     def action(self, node: Node, inputs: Mapping[str, tuple[ArtifactRef, ...]], *, partition: str = "") -> Action:
         """Give the action of a node whose inputs are known."""

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from stoker.host.entry_points import entry_point
+from stoker.host.imports import import_only, received
 from stoker.model.artifacts import ArtifactRef, KindRef
 from stoker.model.digests import Digest
 from stoker.model.errors import Cancelled
@@ -27,7 +28,7 @@ _LONGEST_MESSAGE = 1 << 16
 
 def run_work(request: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> None:
     """Do what a request says and send one answer: finished, or failed with its cause."""
-    work = loads(request["work"])
+    work = work_in(request)
     pid = os.getpid()
     with asked_to_stop() as is_told:
         outcome = do_work(work, lambda report: pass_on(report, emit), is_told)
@@ -35,6 +36,14 @@ def run_work(request: dict[str, Any], emit: Callable[[dict[str, Any]], None]) ->
         # A fork of the stage that came back through its code: only the stage itself answers.
         os._exit(1)
     answer(outcome, emit)
+
+
+def work_in(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the work that a request is about; its code is imported as the request has it from here on."""
+    (sources_fd,) = request["fds"]
+    import_only(received(sources_fd))
+    work: dict[str, Any] = loads(request["work"])
+    return work
 
 
 @contextmanager

@@ -7,6 +7,9 @@ format); other distributions enter by the versions that a stage declares. Import
 inside functions; what is imported by computed name is not seen, which the guide says.
 
 Reading and parsing costs milliseconds per module, so results are remembered by the stamps of all files involved.
+
+What runs is the text that was digested, not what lies on the disk when it is imported: whoever starts a stage takes the
+sources (`sources_of`) and hands them to the process that does the work, which imports those (`host.imports`).
 """
 
 from __future__ import annotations
@@ -14,21 +17,23 @@ from __future__ import annotations
 import ast
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
 from stoker.host.durable import write_file
+from stoker.host.imports import Source, read_source
+from stoker.host.stamps import SETTLED_NS, stamp_of
+from stoker.model.clock import Clock, SystemClock
 from stoker.model.errors import StokerError
 from stoker.model.frozen import frozen_by_position
 from stoker.model.json_text import dumps, loads
-from stoker.store.memo import stamp_of
 
 OWN = "(module)"
 """What a stage's own module goes by, whatever it is called: moving it changes nothing."""
 
-_FORMAT = 2
+_FORMAT = 3
 _OURS = "stoker.cookbooks"
 
 
@@ -42,7 +47,7 @@ class _Roots:
 
     def find(self, module: str) -> str | None:
         """Give the file that Python would import: a package goes before a module of its name."""
-        base = self._base(module)
+        base = self.base(module)
         if base is not None:
             for path in (os.path.join(base, "__init__.py"), f"{base}.py"):
                 if os.path.isfile(path):
@@ -51,10 +56,11 @@ class _Roots:
 
     def watched(self, module: str) -> list[str]:
         """Give the folders in which a new file would change what is found under a name."""
-        base = self._base(module)
+        base = self.base(module)
         return [] if base is None else [folder for folder in (os.path.dirname(base), base) if os.path.isdir(folder)]
 
-    def _base(self, module: str) -> str | None:
+    def base(self, module: str) -> str | None:
+        """Return where a module would lie, without its ending; None for one that is not first-party by its name."""
         if self.prefix and module != self.prefix and not module.startswith(f"{self.prefix}."):
             return None
         if module == _OURS:
@@ -63,20 +69,66 @@ class _Roots:
         return os.path.join(self.folder, *module.split("."))
 
 
+@frozen_by_position
+class _Known:
+    """The code of one stage's module, as it was when it was looked at."""
+
+    code: dict[str, str]
+    paths: dict[str, str]
+    """By the name of each module: its file."""
+    absent: tuple[str, ...]
+    """Modules that are imported and were not found among the first-party ones."""
+    stamps: dict[str, list[int]]
+    is_recalled: bool = False
+    """Its files had not changed for a while when they were read, so their stamps prove what they hold."""
+
+
 class CodeIdentity:
     """Digests of stages' code, remembered in one file."""
 
-    def __init__(self, memo_path: str) -> None:
+    def __init__(self, memo_path: str, *, clock: Clock | None = None) -> None:
         self._memo_path = memo_path
+        self._clock = clock or SystemClock()
         self._memo: dict[str, Any] | None = None
-        self._known: dict[str, dict[str, str]] = {}
+        self._known: dict[str, _Known] = {}
         self._is_fresh = False
 
     def modules_of(self, module: str) -> dict[str, str]:
-        """Give the digest of each first-party module that a stage's module is made of, its own under `OWN`."""
+        """Return the digest of each first-party module that a stage's module is made of, its own under `OWN`."""
         if module not in self._known:
             self._known[module] = self._recall(module) or self._compute(module)
-        return self._known[module]
+        return self._known[module].code
+
+    def sources_of(self, module: str) -> tuple[Source, ...] | None:
+        """Return the texts that were digested for a stage's module; None if one of the files has changed since."""
+        self.modules_of(module)
+        known, now_ns = self._known[module], self._now_ns()
+        sources = []
+        for name, path in known.paths.items():
+            try:
+                source = read_source(name, path, now_ns=now_ns)
+            except OSError:
+                return None
+            own_name = OWN if name == module else name
+            is_proven = known.is_recalled and source.stamp is not None and list(source.stamp) == known.stamps[path]
+            if not is_proven and _digest_of_module(source.text or b"", path, name)[0] != known.code[own_name]:
+                return None
+            sources.append(source)
+        roots = _roots_of(module, known.paths[module])
+        places = ((name, roots.base(name)) for name in known.absent)
+        return (*sources, *(Source(name, base, None, None) for name, base in places if base is not None))
+
+    def is_changed(self, module: str) -> bool:
+        """Return whether a file of a stage's code looks otherwise than when its code was digested."""
+        known = self._known.get(module)
+        return known is not None and not _look_so(known.stamps, known.paths.values())
+
+    def forget(self, module: str = "") -> None:
+        """Look at a module's files again when it is next asked for; at those of every module if none is named."""
+        if module:
+            self._known.pop(module, None)
+        else:
+            self._known.clear()
 
     def save(self) -> None:
         """Write down what was computed. Failing to only costs time."""
@@ -87,22 +139,21 @@ class CodeIdentity:
                 return
             self._is_fresh = False
 
-    def _recall(self, module: str) -> dict[str, str] | None:
+    def _recall(self, module: str) -> _Known | None:
         entry = self._load().get("modules", {}).get(module)
         if not isinstance(entry, dict) or entry.get("file") != _file_of(module):
             return None
         try:
-            for path, stamp in entry["stamps"].items():
-                if list(stamp_of(os.stat(path))) != stamp:
-                    return None
-            return dict(entry["code"])
-        except (OSError, KeyError, AttributeError, TypeError, ValueError):
+            known = _Known(dict(entry["code"]), dict(entry["paths"]), tuple(entry["absent"]), entry["stamps"], True)
+            return known if module in known.paths and _look_so(known.stamps, known.stamps) else None
+        except (KeyError, AttributeError, TypeError, ValueError):
             return None
 
-    def _compute(self, module: str) -> dict[str, str]:
+    def _compute(self, module: str) -> _Known:
         file = _file_of(module)
         roots = _roots_of(module, file)
         code: dict[str, str] = {}
+        paths: dict[str, str] = {}
         stamps: dict[str, list[int]] = {}
         seen: set[str] = set()
         waiting = [module]
@@ -115,11 +166,19 @@ class CodeIdentity:
             for watched in (*roots.watched(name), *([path] if path else ())):
                 stamps[watched] = list(stamp_of(os.stat(watched)))
             if path is not None:
+                paths[name] = path
                 code[OWN if name == module else name], imports = _read_module(path, name)
                 waiting.extend(imports)
-        self._load().setdefault("modules", {})[module] = {"file": file, "code": code, "stamps": stamps}
-        self._is_fresh = True
-        return code
+        known = _Known(code, paths, tuple(sorted(seen - set(paths))), stamps)
+        # Files that have just been edited may be edited again without their stamps showing it.
+        if self._now_ns() - max(max(stamps[path][2:]) for path in paths.values()) >= SETTLED_NS:
+            entry = {"file": file, "code": code, "paths": paths, "absent": list(known.absent), "stamps": stamps}
+            self._load().setdefault("modules", {})[module] = entry
+            self._is_fresh = True
+        return known
+
+    def _now_ns(self) -> int:
+        return int(self._clock.wall_s() * 1e9)
 
     def _load(self) -> dict[str, Any]:
         if self._memo is None:
@@ -131,6 +190,14 @@ class CodeIdentity:
             same = isinstance(memo, dict) and memo.get("format") == _FORMAT
             self._memo = memo if same else {"format": _FORMAT}
         return self._memo
+
+
+def _look_so(stamps: Mapping[str, list[int]], paths: Iterable[str]) -> bool:
+    """Return whether files and folders have the stamps that they had."""
+    try:
+        return all(list(stamp_of(os.stat(path))) == stamps[path] for path in paths)
+    except OSError:
+        return False
 
 
 def files_behind(script: str, *, module: str = "", roots: Sequence[str] = ()) -> list[str]:
@@ -219,7 +286,10 @@ def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
 def _read_module(path: str, name: str) -> tuple[str, tuple[str, ...]]:
     """Give the digest of a module's code and the names that it imports."""
     with open(path, "rb") as source:
-        text = source.read()
+        return _digest_of_module(source.read(), path, name)
+
+
+def _digest_of_module(text: bytes, path: str, name: str) -> tuple[str, tuple[str, ...]]:
     try:
         return _understood(text, path, name)
     except (SyntaxError, ValueError, RecursionError):

@@ -35,3 +35,5 @@ class Engine:
     clock: Clock
     company_runner: Callable[[], CompanyRunner | None] = lambda: None
     """Give what runs stages that share a process; nothing: each has its own here."""
+    forked_runner: Callable[[], StageRunner] | None = None
+    """Give what runs in a process of its own a stage that would run here, if this process has its code no more."""

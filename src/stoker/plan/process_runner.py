@@ -14,6 +14,7 @@ from typing import Any
 from stoker.host.containment.box import MARK, Box, BoxReading, Containment, Limits
 from stoker.host.exit import Exit
 from stoker.host.forked import Forked
+from stoker.host.imports import handed_on
 from stoker.host.processes import ask_group, stop_group
 from stoker.host.zygote import Zygote
 from stoker.model.clock import SystemClock
@@ -119,7 +120,10 @@ class _ProcessAttempt:
         if self._stopped.is_set():
             return _STOPPED_EARLY
         log_path = work.folders.log_of(work.node)
-        forked = zygote.fork(self._entry, request, log_path=log_path, env=environment, box=box.entry)
+        with handed_on(work.code) as sources_fd:
+            forked = zygote.fork(
+                self._entry, request, log_path=log_path, env=environment, box=box.entry, fds=(sources_fd,)
+            )
         for warning in self._warnings(zygote):
             work.emit({"log": warning})
         try:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from stoker.host.durable import translate
 from stoker.host.identity import ProcessIdentity
+from stoker.host.imports import Source, pin
 from stoker.model.artifacts import ArtifactRef
 from stoker.model.errors import (
     BadInput,
@@ -57,6 +58,8 @@ class Work:
     inputs: Mapping[str, tuple[GivenInput, ...]]
     out: str
     folders: RunFolders
+    code: tuple[Source, ...] = ()
+    """The source texts that the stage's code is: what does the work imports these, whatever lies on the disk."""
     devices: tuple[str, ...] = ()
     """Those it was given, by UUID."""
     variables: Mapping[str, str] = fresh(factory=dict)
@@ -170,6 +173,8 @@ class _InlineAttempt:
 
     def run(self) -> Finished | Failed:
         work = self._work
+        # What it imports only while it runs.
+        pin(work.code)
         inputs = {name: [(given.ref, given.where) for given in givens] for name, givens in work.inputs.items()}
         job = StageContext(
             node=work.node,

@@ -13,22 +13,16 @@ import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 
+from stoker.host.stamps import SETTLED_NS, Stamp, stamp_of
 from stoker.model.digests import Digest, is_digest
 
-# A file that changed this recently may change again without its times showing it.
-_SETTLED_S = 2.0
+__all__ = ["Memo", "Stamp", "stamp_of"]
+
 _FLUSH_AT = 512
 _MOST_PRELOADED = 100_000
 
 # Our statements are right, so what SQLite calls an error in them is a table that is not ours.
 _DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR})
-
-Stamp = tuple[int, int, int, int]
-
-
-def stamp_of(info: os.stat_result) -> Stamp:
-    """Give what must not change while a digest stays known: size, inode, mtime and ctime."""
-    return (info.st_size, info.st_ino, info.st_mtime_ns, info.st_ctime_ns)
 
 
 class Memo:
@@ -80,7 +74,7 @@ class Memo:
 
     def remember_settled(self, name: str, stamp: Stamp, digest: Digest, *, now_s: float) -> None:
         """Note a digest of a file that others may write, unless it changed a moment ago."""
-        if now_s - max(stamp[2], stamp[3]) / 1e9 >= _SETTLED_S:
+        if now_s * 1e9 - max(stamp[2:]) >= SETTLED_NS:
             self.remember(name, stamp, digest)
 
     def forget(self, name: str) -> None:

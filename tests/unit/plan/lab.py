@@ -190,6 +190,7 @@ class Lab:
             open_devices=self.open_devices,
             clock=self.clock,
             company_runner=lambda: self.companies,
+            forked_runner=lambda: self.processes,
         )
 
     def company_settings(self) -> CompanySettings:

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from stoker.model.clock import FakeClock, SystemClock
 from stoker.plan.code_identity import OWN, CodeIdentity, digest_of_syntax
 
 SOURCES = Path(__file__).parents[3] / "src"
+IN_A_MINUTE = FakeClock(SystemClock().wall_s() + 60)
 _names = (f"project_{number}" for number in itertools.count())
 
 STAGE = '''
@@ -78,8 +80,8 @@ class Project:
         importlib.import_module(f"{self.package}.{module}")
 
     def code(self, module: str = "stage") -> dict[str, str]:
-        """As a new process would find it: only what is on disk is remembered."""
-        identity = CodeIdentity(str(self.memo))
+        """As a new process would find it in a minute: only what is on disk is remembered."""
+        identity = CodeIdentity(str(self.memo), clock=IN_A_MINUTE)
         found = identity.modules_of(f"{self.package}.{module}")
         identity.save()
         return found
@@ -305,7 +307,7 @@ def test_what_is_remembered_is_not_read_again(project: Project) -> None:
     assert project.code() == before
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 0}', '{"format": 2, "modules": {"M": 5}}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 0}', '{"format": 3, "modules": {"M": 5}}'])
 def test_a_damaged_memo_costs_only_time(project: Project, text: str) -> None:
     before = project.code()
     project.memo.write_text(text.replace("M", f"{project.package}.stage"))
@@ -316,9 +318,16 @@ def test_a_damaged_memo_costs_only_time(project: Project, text: str) -> None:
 def test_a_damaged_entry_costs_only_time(project: Project, entry: dict[str, object]) -> None:
     before = project.code()
     module = f"{project.package}.stage"
-    body = {"format": 2, "modules": {module: {"file": str(project.path("stage.py")), **entry}}}
+    body = {"format": 3, "modules": {module: {"file": str(project.path("stage.py")), **entry}}}
     project.memo.write_text(json.dumps(body))
     assert project.code() == before
+
+
+def test_code_that_was_edited_a_moment_ago_is_not_remembered(project: Project) -> None:
+    identity = CodeIdentity(str(project.memo))
+    identity.modules_of(f"{project.package}.stage")
+    identity.save()
+    assert not project.memo.exists()
 
 
 def test_a_memo_that_cant_be_written_costs_only_time(project: Project) -> None:

@@ -281,7 +281,7 @@ def test_what_has_not_changed_is_not_read_again(
     for path in repository.rglob("*.py"):
         os.utime(path, (1e9, 1e9))
     # A file's change of status can't be set back: the memo is asked with a clock that is far ahead.
-    monkeypatch.setattr("stoker.store.memo._SETTLED_S", -1e9)
+    monkeypatch.setattr("stoker.store.memo.SETTLED_NS", -(10**18))
     first = packed(office, repository)
 
     def unread(_file: object) -> None:

@@ -22,6 +22,7 @@ from stoker.host import linux_calls
 from stoker.host.door import Door, Opened
 from stoker.host.entry_points import entry_point
 from stoker.host.identity import mine, of_pid
+from stoker.host.imports import import_only, received
 from stoker.host.listening import allow_many_files
 from stoker.model.clock import Clock, SystemClock
 from stoker.model.errors import Bug, StokerError
@@ -208,6 +209,8 @@ def main(descriptor: int) -> NoReturn:
     hall = Hall(guests, door, opened, devices=tuple(order["devices"]), linger_s=order["linger_s"], clock=clock)
     status = 1
     try:
+        # All members have this code: the company is named by its digest.
+        import_only(received(order["sources_fd"]))
         entry_point(order["run"])(hall)
         if not hall.is_over:
             raise Bug(f"{order['run']} returned while its company was not over")

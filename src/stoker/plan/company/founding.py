@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from stoker.host.containment.box import MARK
 from stoker.host.door import Door, Opened
+from stoker.host.imports import handed_on
 from stoker.host.processes import start
 from stoker.host.script_orders import written
 from stoker.model.clock import Clock
@@ -96,13 +97,13 @@ def _start_keeper(work: Work, settings: CompanySettings, door: Door, opened: Ope
         "linger_s": settings.linger_s,
         "patience_s": settings.patience_s,
     }
-    with written(order) as descriptor:
+    with handed_on(work.code) as sources_fd, written({**order, "sources_fd": sources_fd}) as descriptor:
         # It leaves this one at once and goes on by itself, in a session of its own.
         first = start(
             [sys.executable, "-P", "-c", _BOOT, str(descriptor), dumps(list(sys.path))],
             cwd="/",
             env=environment,
-            pass_fds=(descriptor, listener_fd),
+            pass_fds=(descriptor, listener_fd, sources_fd),
         )
         ended = first.wait(_START_S, clock)
     if not ended.is_success:

@@ -112,12 +112,12 @@ class Keeper:
         order = self._order
         listener_fd = self._opened.listener.fileno()
         asked = {
-            **{name: order[name] for name in ("run", "folder", "name", "mark", "devices", "linger_s")},
+            **{name: order[name] for name in ("run", "folder", "name", "mark", "devices", "linger_s", "sources_fd")},
             "listener_fd": listener_fd,
             "words_fd": self._words_fd,
             "keeper_pid": os.getpid(),
         }
-        with written(asked) as descriptor:
+        with open(order["sources_fd"], "rb"), written(asked) as descriptor:
             return start(
                 # Without -P a json.py in the current folder would be taken for the library's.
                 [order["python"], "-P", "-c", _BOOT, str(descriptor), dumps(order["sys_path"])],
@@ -126,7 +126,7 @@ class Keeper:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 entry=box.entry,
-                pass_fds=(descriptor, listener_fd, self._words_fd),
+                pass_fds=(descriptor, listener_fd, self._words_fd, order["sources_fd"]),
             )
 
     def _watch(self, child: Child, box: Box) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.host.durable import remove_tree
+from stoker.host.imports import Source
 from stoker.host.log_file import LogFile
 from stoker.model.clock import Clock
 from stoker.model.errors import Cancelled, Faults, StokerError
@@ -63,6 +64,8 @@ class Running:
     reports: Reports
     memory_bytes: int | None = None
     """Its cap."""
+    is_here: bool = False
+    """It runs in this process."""
     company: str = ""
     """The word of the company that it is a member of."""
     taken: Taken | None = None
@@ -100,7 +103,7 @@ class Attempts:
         self._kept: list[str] = []
         self.reports: queue.SimpleQueue[Report | None] = queue.SimpleQueue()
 
-    def start(
+    def start(  # noqa: PLR0913 - what an attempt is made of
         self,
         waiting: Waiting,
         *,
@@ -108,11 +111,12 @@ class Attempts:
         taken: Taken | None,
         number: int,
         runner: StageRunner,
+        code: tuple[Source, ...],
         memory_bytes: int | None = None,
     ) -> Running:
         """Start one attempt; its report comes through the queue."""
         name, node, execute, inputs = waiting.name, waiting.node, waiting.execute, waiting.inputs
-        staging = self._staging_for(node, execute)
+        staging = self._staging_for(node, execute, is_here=runner.is_here)
         reports = Reports(self._folders.curves_of(name), self._clock)
         given = taken or NOTHING_TAKEN
         work = Work(
@@ -125,6 +129,7 @@ class Attempts:
             },
             out=staging,
             folders=self._folders,
+            code=code,
             devices=given.devices,
             variables=given.variables,
             started=given.started,
@@ -150,6 +155,7 @@ class Attempts:
             started_s=self._clock.monotonic_s(),
             reports=reports,
             memory_bytes=memory_bytes,
+            is_here=runner.is_here,
             company=waiting.needs.company,
             taken=taken,
         )
@@ -172,8 +178,8 @@ class Attempts:
         """Make the loop look around. May be called from a signal handler."""
         self.reports.put(None)
 
-    def _staging_for(self, node: Node, execute: Execute) -> str:
-        while node.stage.inline and self._kept:
+    def _staging_for(self, node: Node, execute: Execute, *, is_here: bool) -> str:
+        while is_here and self._kept:
             kept = self._kept.pop()
             # Somebody who can't see this process, in another container, may have cleared it away as a dead one's.
             if os.path.isdir(kept):
@@ -227,7 +233,7 @@ class Attempts:
                     committed = self._commit(running, staging, outcome)
             else:
                 failed = outcome
-                if running.node.stage.inline and outcome.detail:
+                if running.is_here and outcome.detail:
                     self._log(running.name, outcome.detail)
         except Cancelled as error:
             failed = Failed(cause=running.stop_cause or Cause.CANCELLED, message=str(error))
@@ -242,7 +248,7 @@ class Attempts:
             # Whatever happens here, the report goes out: the loop waits for it.
             with suppress(StokerError):
                 # Not from one that was asked to stop: it may have been left behind, and outlive this run.
-                self._clear(staging, keep=running.node.stage.inline and running.stop_cause is None)
+                self._clear(staging, keep=running.is_here and running.stop_cause is None)
             running.is_over.set()
             self.reports.put(
                 Report(
@@ -274,7 +280,7 @@ class Attempts:
                 message="a file that it reads changed while it ran",
                 hint="run it again when nothing writes to that file",
             )
-        if running.node.stage.inline:
+        if running.is_here:
             return None
         changed = [
             path

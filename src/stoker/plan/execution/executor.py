@@ -97,6 +97,7 @@ class Executor:
     def run(self) -> RunResult:
         """Run to the end, whatever the end is."""
         started_s = self._clock.monotonic_s()
+        self._engine.cache.begin_run()
         for rank, node in enumerate(self._plan.nodes):
             self._schedule.add(node.id, rank=(rank,), needs=node.producers())
         limit_s = self._options.deadline_s
@@ -119,6 +120,10 @@ class Executor:
             self._engine.history.close()
         if self._rewinds:
             self._progress.collect_again()
+        self._warnings += (
+            f"{module} was edited while this ran; the run kept to the code as it was: run again for the new code"
+            for module in self._engine.cache.edited()
+        )
         return RunResult(
             nodes=self._progress.results,
             final=self._plan.final,

@@ -10,7 +10,8 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
 from stoker.hardware.admission import Admitted, NotNow, TooLarge
-from stoker.model.errors import OutOfMemory, StokerError
+from stoker.host.imports import Source, is_imported_from
+from stoker.model.errors import OutOfMemory, Refused, StokerError
 from stoker.model.frozen import changed, frozen
 from stoker.model.resources import Needs, Resource
 from stoker.plan.admitting import hint_of_less
@@ -26,6 +27,7 @@ from stoker.plan.impossible import impossible
 from stoker.plan.lease import Held
 from stoker.plan.permits import Grant, Permits, Shortage
 from stoker.plan.resolve import Execute
+from stoker.plan.runner import StageRunner
 from stoker.store.records import Record
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ class JustMade:
 
 @frozen
 class Outdated:
-    """What it reads first has changed since it was decided about: it has to be decided about again."""
+    """Its code, or what it reads first, has changed since it was decided about: it has to be decided about again."""
 
     waiting: Waiting
 
@@ -244,6 +246,10 @@ class Launchpad:
         try:
             if not self._engine.cache.still_begins_with(waiting.node, waiting.execute.action):
                 return Outdated(waiting=waiting)
+            code = self._engine.cache.sources_for(waiting.node.stage, waiting.execute.action)
+            if code is None:
+                self._news.said(waiting.name, "its code was edited before it could start: it is run as it is now")
+                return Outdated(waiting=waiting)
             lease = self._engine.leases.take(key, self._work_of(waiting))
             if isinstance(lease, Held):
                 return Elsewhere(waiting=waiting, held=lease)
@@ -252,12 +258,15 @@ class Launchpad:
                 if isinstance(look, Hit) and look.has_bytes:
                     self._engine.leases.give_back(key)
                     return JustMade(waiting=waiting, record=look.record)
-            return Started(running=self._start(waiting, grant, admitted, taken))
+            return Started(running=self._start(waiting, grant, admitted, taken, code))
         except StokerError as error:
             self._engine.leases.give_back(key)
             return NotStarted(waiting=waiting, error=error)
 
-    def _start(self, waiting: Waiting, grant: Grant, admitted: Admitted, taken: Taken | None) -> Running:
+    def _start(
+        self, waiting: Waiting, grant: Grant, admitted: Admitted, taken: Taken | None, code: tuple[Source, ...]
+    ) -> Running:
+        runner = self._runner_for(waiting, code)
         # Counted over the whole run, so that the report of an attempt that was left behind is known as old.
         number = self._numbers.get(waiting.name, 0) + 1
         self._numbers[waiting.name] = number
@@ -265,9 +274,20 @@ class Launchpad:
         if admitted.is_raised:
             self._news.said(waiting.name, f"its cap is {admitted.why}")
         self._news.tell()
-        runner = self._company_runner(waiting) or self._engine.runner_for(waiting.node.stage)
         running = self._attempts.start(
-            waiting, grant=grant, taken=taken, number=number, runner=runner, memory_bytes=admitted.cap_bytes
+            waiting, grant=grant, taken=taken, number=number, runner=runner, code=code, memory_bytes=admitted.cap_bytes
         )
         self._running += 1
         return running
+
+    def _runner_for(self, waiting: Waiting, code: tuple[Source, ...]) -> StageRunner:
+        """Choose what runs a stage. This process runs none that it had imported before its code was edited."""
+        stage = waiting.node.stage
+        runner = self._company_runner(waiting) or self._engine.runner_for(stage)
+        if not (runner.is_here or stage.is_program) or all(map(is_imported_from, code)):
+            return runner
+        if stage.is_program or self._engine.forked_runner is None:
+            raise Refused(
+                f"the code of {stage.name} was edited after this process had imported it", hint="start the run again"
+            )
+        return self._engine.forked_runner()

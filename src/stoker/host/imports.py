@@ -1,0 +1,248 @@
+"""What this process imports: from which state of each source file, and from a text in memory where one is pinned.
+
+A source file may be edited while a process runs that has imported it, or will. `watch_imports` notes the stamp that a
+file had just before a module was loaded from it, so that it can be told later whether the module is what lies there
+now (`is_imported_from`). `pin` gives the text of modules in advance: whenever they are imported after that, it is that
+text, even if their files have been edited or removed by then.
+
+Bytecode beside a source is valid for Python if the source's size, and its time in whole seconds, are what they were: an
+edit within that second would run the code from before it. Bytecode that was not written clearly after its source is
+removed, and made again. Installed packages are not edited, so theirs is believed.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import cache_from_source, spec_from_file_location
+from types import CodeType, ModuleType
+
+from stoker.host.durable import write_all
+from stoker.host.stamps import SETTLED_NS, Stamp, stamp_of
+from stoker.model.clock import SystemClock
+from stoker.model.frozen import frozen_by_position
+
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+# Stoker itself is no part of what a stage's code is.
+_ENGINE, _COOKBOOKS = "stoker.", "stoker.cookbooks."
+_LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
+
+
+@frozen_by_position
+class Source:
+    """One module: where its source lies, and what that was when it was read."""
+
+    module: str
+    path: str
+    """Of a module that was not there: without `.py`, for whatever might appear in its place."""
+    text: bytes | None
+    """None: there was no such module."""
+    stamp: Stamp | None
+    """Of the file the text is from; None: it had changed a moment before, so its stamp proves nothing."""
+
+    @property
+    def places(self) -> tuple[str, str]:
+        """The files that Python may find under the module's name here."""
+        base = self.path.removesuffix(f"{os.sep}__init__.py").removesuffix(".py")
+        return os.path.join(base, "__init__.py"), f"{base}.py"
+
+
+def watch_imports() -> None:
+    """Note from now on what is imported from where. Twice is fine."""
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+
+
+def is_imported_from(source: Source) -> bool:
+    """Return whether a module, if this process has it, was loaded from the file in the state that a source tells."""
+    loaded = sys.modules.get(source.module)
+    if loaded is None or source.text is None or _file_of(loaded) != source.path:
+        return True
+    text = _finder.texts.get(source.path)
+    if text is not None:
+        return text == source.text
+    # Imported before anybody watched: it is taken for what lies there when this is first asked.
+    return source.stamp is not None and _finder.stamps.setdefault(source.path, source.stamp) == source.stamp
+
+
+def pin(sources: Sequence[Source]) -> None:
+    """Import these modules from these texts from now on. Modules that are imported already stay as they are."""
+    watch_imports()
+    for source in sources:
+        _finder.pins[source.module] = source
+
+
+def import_only(sources: Sequence[Source]) -> None:
+    """Pin sources in a process that works with nothing else: what it has imported from other states is imported anew.
+
+    That is what a process was forked from that began before an edit.
+    """
+    if not all(map(is_imported_from, sources)):
+        for source in sources:
+            _forget(source)
+    pin(sources)
+
+
+@contextmanager
+def handed_on(sources: Sequence[Source]) -> Iterator[int]:
+    """Yield a descriptor from which another process of this interpreter reads sources."""
+    descriptor = os.memfd_create("stoker-sources", os.MFD_CLOEXEC)
+    try:
+        plain = [(one.module, one.path, one.text, one.stamp) for one in sources]
+        write_all(descriptor, marshal.dumps(plain), 0)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def received(descriptor: int) -> list[Source]:
+    """Return the sources that `handed_on` wrote, and close the descriptor."""
+    try:
+        data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+    finally:
+        os.close(descriptor)
+    return [Source(*fields) for fields in marshal.loads(data)]  # noqa: S302 - our own process wrote it
+
+
+def read_source(module: str, path: str, *, now_ns: int) -> Source:
+    """Read a module's source with the stamp that it has. Raises `OSError`."""
+    with open(path, "rb", buffering=0) as file:
+        before = stamp_of(os.fstat(file.fileno()))
+        text = file.readall()
+        after = stamp_of(os.fstat(file.fileno()))
+    is_settled = before == after and now_ns - max(before[2:]) >= SETTLED_NS
+    return Source(module, path, text, before if is_settled else None)
+
+
+class _Finder:
+    """Stands before all other finders and asks them."""
+
+    def __init__(self) -> None:
+        self.stamps: dict[str, Stamp] = {}
+        """By path: how the file looked before a module was loaded from it."""
+        self.texts: dict[str, bytes] = {}
+        """By path: what was loaded from memory."""
+        self.pins: dict[str, Source] = {}
+        self._clock = SystemClock()
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name.startswith(_ENGINE) and not name.startswith(_COOKBOOKS):
+            return None
+        found = self._ask_others(name, path, target)
+        source = self.pins.get(name)
+        if source is not None and _is_meant(source, found):
+            return self._pinned(name, source, found)
+        if found is not None and found.origin is not None and type(found.loader) is SourceFileLoader:
+            self._note(name, found.origin, found)
+        return found
+
+    def _ask_others(self, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+        for finder in sys.meta_path:
+            if finder is not self and (find := getattr(finder, "find_spec", None)) is not None:
+                found: ModuleSpec | None = find(name, path, target)
+                if found is not None:
+                    return found
+        return None
+
+    def _pinned(self, name: str, source: Source, found: ModuleSpec | None) -> ModuleSpec | None:
+        if source.text is None:
+            if found is None or found.origin is None:
+                return found
+            message = f"No module named {name!r} (there is one since this work began: {found.origin})"
+            raise ModuleNotFoundError(message, name=name)
+        is_package = os.path.basename(source.path) == "__init__.py"
+        inside = [os.path.dirname(source.path)] if is_package else None
+        loader = _TextLoader(name, source)
+        return spec_from_file_location(name, source.path, loader=loader, submodule_search_locations=inside)
+
+    def _note(self, name: str, origin: str, found: ModuleSpec) -> None:
+        """Note what a module is loaded from; where a stamp can't tell, have it loaded from a text that is kept."""
+        is_installed = _is_installed(origin)
+        if origin.startswith(_LIBRARY) and not is_installed:
+            return
+        path = os.path.abspath(origin)
+        with suppress(OSError):
+            stamp = stamp_of(os.stat(path))
+            now_ns = int(self._clock.wall_s() * 1e9)
+            if is_installed or (now_ns - max(stamp[2:]) >= SETTLED_NS and _is_bytecode_newer(path, stamp)):
+                self.stamps[path] = stamp
+                self.texts.pop(path, None)
+            else:
+                found.loader = _TextLoader(name, read_source(name, path, now_ns=0))
+
+
+class _TextLoader(SourceFileLoader):
+    """Loads a module as its text says; with the help of its file as long as that is the same."""
+
+    def __init__(self, name: str, source: Source) -> None:
+        super().__init__(name, source.path)
+        self._source = source
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        source = self._source
+        code: CodeType | None = None
+        if source.stamp is not None and _is_still(source) and _is_bytecode_newer(source.path, source.stamp):
+            with suppress(OSError, ImportError, SyntaxError):
+                code = super().get_code(fullname)
+        if code is None or not _is_still(source):
+            code = self.source_to_code(source.text or b"", source.path)
+        _finder.texts[source.path] = source.text or b""
+        return code
+
+
+def _is_meant(source: Source, found: ModuleSpec | None) -> bool:
+    """Return whether a pinned name stands for its source: another place on the path may come first, as always."""
+    return found is None or found.origin is None or os.path.abspath(found.origin) in source.places
+
+
+def _is_bytecode_newer(path: str, stamp: Stamp) -> bool:
+    """Return whether no bytecode can have been made from an earlier text of a source; what may have been is removed."""
+    if _is_installed(path):
+        return True
+    try:
+        bytecode = cache_from_source(path)
+        if os.stat(bytecode).st_mtime_ns - max(stamp[2:]) >= SETTLED_NS:
+            return True
+        os.unlink(bytecode)
+    except FileNotFoundError:
+        return True
+    except (OSError, NotImplementedError):
+        return False
+    return True
+
+
+def _is_installed(path: str) -> bool:
+    return any(part in path for part in _INSTALLED)
+
+
+def _is_still(source: Source) -> bool:
+    try:
+        return stamp_of(os.stat(source.path)) == source.stamp
+    except OSError:
+        return False
+
+
+def _forget(source: Source) -> None:
+    loaded = sys.modules.get(source.module)
+    if loaded is None or source.text is None or _file_of(loaded) != source.path:
+        return
+    del sys.modules[source.module]
+    package, _, name = source.module.rpartition(".")
+    if package in sys.modules:
+        # `from package import name` would find it there.
+        with suppress(AttributeError):
+            delattr(sys.modules[package], name)
+
+
+def _file_of(module: ModuleType) -> str | None:
+    file = getattr(module, "__file__", None)
+    return os.path.abspath(file) if file else None
+
+
+_finder = _Finder()

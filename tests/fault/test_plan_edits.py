@@ -1,0 +1,323 @@
+"""A cookbook that is edited while it runs: what lies under a key was made by the code in that key, in every way to run.
+
+Each project has a stage's module, a helper that it imports at once, and one that it imports only while it works. The
+stages say which text of each of them worked.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+import py_compile
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from stoker.host.imports import watch_imports
+from stoker.model.clock import SystemClock
+from stoker.plan.authoring import Plan, PlanBuilder
+from tests.unit.plan.lab import Lab, Ran
+
+CLOCK = SystemClock()
+FILES = ("stages.py", "helper.py", "late.py")
+_names = (f"edited_{number}" for number in itertools.count())
+
+STAGES = """
+import os
+import time
+from dataclasses import dataclass
+
+from stoker.plan.authoring import Alone, JsonKind, Needs, Program, StageContext, Together, TreeKind, arg, stage
+from {package} import helper
+
+TEXT = 1
+
+
+class Told(JsonKind):
+    name = "edited/told"
+
+
+class Made(TreeKind):
+    name = "edited/made"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Args:
+    number: int = arg(0)
+    gate: str = arg("", runtime=True)
+
+
+def texts(args):
+    if args.gate:
+        with open(f"{{args.gate}}.began-{{args.number}}", "w"):
+            pass
+        while not os.path.exists(args.gate):
+            time.sleep(0.005)
+    from {package} import late
+
+    return [TEXT, helper.TEXT, late.TEXT]
+
+
+@stage("edited/plain")
+def plain(job: StageContext, args: Args) -> Told:
+    return job.save(Told, texts(args))
+
+
+@stage("edited/inline", inline=True)
+def inline(job: StageContext, args: Args) -> Told:
+    return job.save(Told, texts(args))
+
+
+@stage("edited/many")
+def many(job: StageContext) -> list[Told]:
+    return [job.save_item(Told, number) for number in range(3)]
+
+
+@stage("edited/each")
+def each(job: StageContext, item: Told, args: Args) -> Told:
+    return job.save(Told, texts(Args(number=item.load(), gate=args.gate)))
+
+
+@stage("edited/gang", needs=Needs(ranks=2))
+def gang(job: StageContext, args: Args) -> Told:
+    import torch
+    from torch import distributed
+
+    numbers = torch.tensor(texts(args))
+    distributed.all_reduce(numbers)
+    if distributed.get_rank() == 0:
+        job.save(Told, (numbers / 2).int().tolist())
+    distributed.barrier()
+    return job.made(Told)
+
+
+def run_together(company):
+    seated = []
+    while not company.is_over:
+        seated += company.arrivals(0.01 if seated else 0.5)
+        for seat in list(seated):
+            seated.remove(seat)
+            seat.finished(seat.job.save(Told, texts(seat.args)))
+
+
+@stage("edited/shared", together=Together(run="{package}.stages:run_together", key=lambda args, _: "same"))
+def shared(job: StageContext, args: Args) -> Told:
+    alone = Alone(job, {{}}, args)
+    run_together(alone)
+    return alone.result()
+
+
+@stage("edited/program", program=Made)
+def program(job: StageContext, args: Args) -> Program:
+    return Program(argv=("/bin/sh", "-c", f"echo {{texts(args)}} > $STOKER_OUT/texts"), folder="/")
+"""
+
+
+class Project:
+    """A package below a folder, imported as a user's would be."""
+
+    def __init__(self, folder: Path) -> None:
+        self.package = next(_names)
+        self.folder = folder / self.package
+        self.folder.mkdir()
+        self.folder.joinpath("__init__.py").touch()
+        for name in FILES:
+            self.folder.joinpath(name).write_text("TEXT = 1\n")
+        self.folder.joinpath("stages.py").write_text(STAGES.format(package=self.package))
+        self.gate = folder / "gate"
+
+    def load(self) -> ModuleType:
+        importlib.invalidate_caches()
+        return importlib.import_module(f"{self.package}.stages")
+
+    def forget(self) -> None:
+        """Be as a new process: nothing of the project is imported."""
+        for name in [name for name in sys.modules if name.split(".")[0] == self.package]:
+            del sys.modules[name]
+
+    def edit(self, before: int, after: int, *names: str) -> None:
+        for name in names or FILES:
+            path = self.folder / name
+            path.write_text(path.read_text().replace(f"TEXT = {before}", f"TEXT = {after}"))
+
+    def plan(self, stage: str, *, gated: bool = False, count: int = 1) -> Plan:
+        """A plan of so many trials of a stage, or of a fan-out."""
+        stages, gate = self.load(), str(self.gate) if gated else ""
+        builder = PlanBuilder(stage)
+        if stage == "each":
+            return builder.start(stages.many).each(stages.each, stages.Args(gate=gate), id="each").finish()
+        of = getattr(stages, stage)
+        tips = [builder.start(of, stages.Args(number=one, gate=gate), id=f"t{one}") for one in range(count)]
+        return builder.finish(tips[0], keep=tuple(tips[1:]))
+
+    def has_begun(self, number: int = 0) -> bool:
+        return os.path.exists(f"{self.gate}.began-{number}")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Project]:
+    watch_imports()
+    sys.path.insert(0, str(tmp_path))
+    made = Project(tmp_path)
+    try:
+        yield made
+    finally:
+        sys.path.remove(str(tmp_path))
+        made.forget()
+
+
+@pytest.fixture
+def lab(tmp_path: Path, project: Project) -> Iterator[Lab]:
+    with Lab(tmp_path / "lab") as made:
+        yield made
+
+
+def until(is_so: Callable[[], bool], otherwise: str) -> None:
+    deadline_s = CLOCK.monotonic_s() + 30.0
+    while not is_so():
+        assert CLOCK.monotonic_s() < deadline_s, otherwise
+        CLOCK.sleep(0.005)
+
+
+def values(lab: Lab, ran: Ran) -> list[Any]:
+    """What each trial, or each instance of a fan-out, said."""
+    assert ran.result.error is None, ran.result.error
+    names = [name for name in ran.result.nodes if name.startswith("t") or "[" in name]
+    return [lab.value(ran, name) for name in names]
+
+
+def is_all(lab: Lab, ran: Ran, text: int) -> bool:
+    return values(lab, ran) == [[text] * 3] * len(values(lab, ran)) != []
+
+
+@pytest.mark.parametrize(
+    ("stage", "count"), [("plain", 1), ("plain", 3), ("inline", 1), ("each", 3), ("shared", 1), ("shared", 2)]
+)
+def test_a_run_keeps_to_its_code_and_the_next_one_takes_the_new(
+    lab: Lab, project: Project, stage: str, count: int
+) -> None:
+    # With one place, later trials begin after the edit.
+    flight = lab.start(project.plan(stage, gated=True, count=count), max_in_flight=1)
+    until(project.has_begun, "the stage does not begin")
+    project.edit(1, 2)
+    project.gate.touch()
+    first = flight.land()
+    assert is_all(lab, first, 1)
+    assert any("was edited while this ran" in warning for warning in first.result.warnings)
+
+    second = lab.run(project.plan(stage, count=count))
+    assert is_all(lab, second, 2)
+    assert second.result.hits == 0, "no result of the old code is one of the new"
+
+    project.edit(2, 1)
+    third = lab.run(project.plan(stage, count=count))
+    assert is_all(lab, third, 1)
+    assert third.result.ran == 0, "the code is what it was, and so is its result"
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("stage", ["plain", "inline", "shared"])
+def test_an_edit_of_one_file_is_enough(lab: Lab, project: Project, stage: str, name: str) -> None:
+    flight = lab.start(project.plan(stage, gated=True))
+    until(project.has_begun, "the stage does not begin")
+    project.edit(1, 2, name)
+    project.gate.touch()
+    assert is_all(lab, flight.land(), 1)
+    expected = [2 if one == name else 1 for one in FILES]
+    assert values(lab, lab.run(project.plan(stage))) == [expected]
+
+
+def test_ranks_of_a_gang_all_have_the_code_that_was_digested(tmp_path: Path, project: Project) -> None:
+    with Lab(tmp_path / "lab", preload=("torch", "stoker.assembly.gang_child")) as lab:
+        flight = lab.start(project.plan("gang", gated=True))
+        until(project.has_begun, "the stage does not begin")
+        project.edit(1, 2)
+        project.gate.touch()
+        assert is_all(lab, flight.land(), 1)
+        assert is_all(lab, lab.run(project.plan("gang")), 2)
+
+
+def test_a_process_that_was_warm_before_an_edit_runs_the_new_code(tmp_path: Path, project: Project) -> None:
+    with Lab(tmp_path / "lab", preload=(f"{project.package}.stages", f"{project.package}.late")) as lab:
+        assert is_all(lab, lab.run(project.plan("plain")), 1)
+        warm = lab.processes._zygote
+        project.edit(1, 2)
+        assert is_all(lab, lab.run(project.plan("plain")), 2)
+        assert lab.processes._zygote is warm
+
+
+def test_code_that_is_edited_before_a_stage_could_start_is_run_as_it_is_then(lab: Lab, project: Project) -> None:
+    stages = project.load()
+    builder = PlanBuilder("two")
+    other = Project(project.folder.parent)
+    first = builder.start(stages.plain, stages.Args(gate=str(project.gate)), id="first")
+    others = other.load()
+    second = builder.start(others.plain, others.Args(), id="t1")
+    flight = lab.start(builder.finish(first, keep=(second,)), max_in_flight=1)
+    until(project.has_begun, "the first does not begin")
+    other.edit(1, 2)
+    project.gate.touch()
+    ran = flight.land()
+    assert is_all(lab, ran, 2)
+    assert any("was edited before it could start" in event["text"] for event in ran.of_kind("stage_log", "t1"))
+    assert is_all(lab, lab.run(other.plan("plain")), 2)
+    other.forget()
+
+
+def test_an_inline_stage_whose_module_was_imported_before_an_edit_runs_the_new_code(lab: Lab, project: Project) -> None:
+    project.load()
+    project.edit(1, 2)
+    ran = lab.run(project.plan("inline"))
+    assert is_all(lab, ran, 2)
+    project.forget()
+    assert is_all(lab, lab.run(project.plan("inline")), 2)
+
+
+def test_a_program_is_not_rendered_by_code_that_was_edited_since_it_was_imported(lab: Lab, project: Project) -> None:
+    plan = project.plan("program")
+    project.edit(1, 2)
+    ran = lab.run(plan)
+    assert ran["t0"].message == "the code of edited/program was edited after this process had imported it"
+    project.forget()
+    ran = lab.run(project.plan("program"))
+    (product,) = ran["t0"].products
+    assert lab.store.read_bytes(product.record, "texts") == b"[2, 2, 2]\n"
+
+
+@pytest.mark.parametrize("stage", ["plain", "inline"])
+def test_bytecode_from_before_an_edit_within_the_same_second_is_not_believed(
+    lab: Lab, project: Project, stage: str
+) -> None:
+    second_s = int(CLOCK.wall_s())
+    for name in FILES:
+        path = project.folder / name
+        os.utime(path, (second_s, second_s))
+        py_compile.compile(str(path), doraise=True)
+        project.edit(1, 2, name)
+        os.utime(path, (second_s, second_s))
+    assert is_all(lab, lab.run(project.plan(stage)), 2)
+
+
+def test_a_helper_that_is_renamed_while_a_stage_runs_is_still_imported_by_it(lab: Lab, project: Project) -> None:
+    flight = lab.start(project.plan("plain", gated=True))
+    until(project.has_begun, "the stage does not begin")
+    os.rename(project.folder / "late.py", project.folder / "later.py")
+    project.gate.touch()
+    assert is_all(lab, flight.land(), 1)
+
+
+def test_a_package_that_appears_beside_a_helper_is_not_imported_by_a_stage_that_runs(
+    lab: Lab, project: Project
+) -> None:
+    flight = lab.start(project.plan("plain", gated=True))
+    until(project.has_begun, "the stage does not begin")
+    (project.folder / "late").mkdir()
+    (project.folder / "late" / "__init__.py").write_text("TEXT = 2\n")
+    project.gate.touch()
+    assert is_all(lab, flight.land(), 1)
+    assert values(lab, lab.run(project.plan("plain"))) == [[1, 1, 2]]
