@@ -103,14 +103,21 @@ class Cache:
         """Return the modules of stages that ran whose files have been edited since their code was read."""
         return sorted(module for module in self._sources if self._code.is_changed(module))
 
-    def action(self, node: Node, inputs: Mapping[str, tuple[ArtifactRef, ...]], *, partition: str = "") -> Action:
-        """Give the action of a node whose inputs are known."""
+    def action(
+        self,
+        node: Node,
+        inputs: Mapping[str, tuple[ArtifactRef, ...]],
+        *,
+        partition: str = "",
+        digest_of: Callable[[str], str] | None = None,
+    ) -> Action:
+        """Give the action of a node whose inputs are known; `digest_of` knows paths that have just been read."""
         facts, digest = self._facts.get(node.stage) or self._facts_of(node.stage)
         return Action(
             facts=facts,
             facts_digest=digest,
             inputs=tuple(sorted(inputs.items())) if len(inputs) > 1 else tuple(inputs.items()),
-            args=node.stage.args.identity(node.args, self.digest_of) if node.args else {},
+            args=node.stage.args.identity(node.args, digest_of or self.digest_of) if node.args else {},
             partition=partition,
         )
 

@@ -63,11 +63,37 @@ class Resolver:
         self._partition = partition
         self._rerun_keys: set[Digest] = set()
 
+    def read(self, name: str, node: Node, inputs: Mapping[str, tuple[ArtifactRef, ...]]) -> dict[str, str]:
+        """Read all that a decision about a node needs, however long it takes; return the digests of its paths.
+
+        The bytes of a result that is known are verified by this, and the decision remembers it. Any thread may do it.
+        """
+        digests: dict[str, str] = {}
+
+        def digest_of(path: str) -> str:
+            digests[path] = digests.get(path) or self._cache.digest_of(path)
+            return digests[path]
+
+        action = self._cache.action(node, inputs, partition=self._partition, digest_of=digest_of)
+        for key in filter(None, (action.key(), self._kept.get(name))):
+            self._cache.look(node.stage, key, even_volatile=key == self._kept.get(name))
+        return digests
+
     def resolve(
-        self, name: str, node: Node, inputs: Mapping[str, tuple[ArtifactRef, ...]], *, needs_bytes: bool
+        self,
+        name: str,
+        node: Node,
+        inputs: Mapping[str, tuple[ArtifactRef, ...]],
+        *,
+        needs_bytes: bool,
+        read: Mapping[str, str] | None = None,
     ) -> Use | Execute:
-        """Say whether a node's result is known or it must run. `name` is the node's id, or `id[3]` in a fan-out."""
-        action = self._cache.action(node, inputs, partition=self._partition)
+        """Say whether a node's result is known or it must run. `name` is the node's id, or `id[3]` in a fan-out.
+
+        `read` is what `read` has returned for it, if that was asked.
+        """
+        digest_of = None if read is None else lambda path: read.get(path) or self._cache.digest_of(path)
+        action = self._cache.action(node, inputs, partition=self._partition, digest_of=digest_of)
         key = action.key()
         if self._rerun and key not in self._rerun_keys and self._is_rerun(name, node):
             return Execute(action=action, key=key, why="a rerun was asked for", force=True)

@@ -7,9 +7,12 @@ a tree is its files.
 
 from __future__ import annotations
 
+import io
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from hashlib import file_digest, sha256
 from typing import NamedTuple
 
@@ -26,7 +29,29 @@ Heed = Callable[[int], None]
 """Is told of every piece of so many bytes once it was read: to count, to wait, or to stop by raising."""
 
 _BLOCK_BYTES = 1 << 20
+_HEED: ContextVar[Heed | None] = ContextVar("heed", default=None)
 _HINT = "a tree is files, folders and symlinks that stay inside it, under names that are Unicode: take the rest out"
+
+
+class ReadingStopped(Exception):
+    """Raised by a `Heed`: whoever reads has to stop. No error of a file, so nobody takes it for one."""
+
+
+@contextmanager
+def heeding(heed: Heed) -> Iterator[None]:
+    """Have every piece that `hash_file` reads in this thread, and every file that is looked at, told to `heed`."""
+    token = _HEED.set(heed)
+    try:
+        yield
+    finally:
+        _HEED.reset(token)
+
+
+def heed_now(size_bytes: int) -> None:
+    """Tell of something that took as long as to read so many bytes."""
+    heed = _HEED.get()
+    if heed is not None:
+        heed(size_bytes)
 
 
 class Walked(NamedTuple):
@@ -46,21 +71,29 @@ def hash_file(path: str) -> tuple[Digest, int]:
             if len(data) <= _BLOCK_BYTES:
                 return digest_bytes(data), len(data)
             file.seek(0)
+        if _HEED.get() is not None:
+            return _hash_in_pieces(file, heed_now)
         digest = file_digest(file, sha256)
         return Digest(digest.hexdigest()), file.tell()
 
 
 def hash_afresh(path: str, heed: Heed) -> tuple[Digest, int]:
     """Do what `hash_file` does piece by piece, from the disk itself where the system lets go of what it remembers."""
-    digest = sha256()
-    size_bytes = 0
     with translated(path), open(path, "rb", buffering=0) as file:
         _let_go(file.fileno())
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-            size_bytes += len(block)
-            heed(len(block))
+        found = _hash_in_pieces(file, heed)
         _let_go(file.fileno())
+    return found
+
+
+def _hash_in_pieces(file: io.RawIOBase, heed: Heed) -> tuple[Digest, int]:
+    digest = sha256()
+    size_bytes = 0
+    piece = bytearray(_BLOCK_BYTES)
+    while count := file.readinto(piece):
+        digest.update(memoryview(piece)[:count])
+        size_bytes += count
+        heed(count)
     return Digest(digest.hexdigest()), size_bytes
 
 

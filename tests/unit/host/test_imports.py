@@ -82,7 +82,7 @@ def test_bytecode_older_than_the_source_is_removed_and_not_run(module: Module) -
 
 
 def test_bytecode_that_was_written_long_after_the_source_is_used(module: Module) -> None:
-    bytecode = Path(py_compile.compile(str(module.path), doraise=True))
+    bytecode = Path(py_compile.compile(str(module.path), doraise=True) or "")
     bytecode.write_bytes(bytecode.read_bytes().replace(b"TEXT", b"TUXT"))
     os.utime(bytecode, (os.stat(module.path).st_mtime + 60,) * 2)
     pin([module.source()])

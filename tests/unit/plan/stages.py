@@ -24,7 +24,7 @@ from stoker.plan.authoring import (
     stage,
 )
 
-# An inline stage with a limit runs in a thread of its own; one without is run by the loop itself.
+# A limit that no stage comes near to.
 ASIDE_S = 60.0
 
 

@@ -8,7 +8,9 @@ Sequential is the same loop with one place.
 from __future__ import annotations
 
 import queue
+from collections.abc import Mapping
 
+from stoker.model.artifacts import ArtifactRef
 from stoker.model.errors import BadInput, OutOfMemory, PlanDeadline, StageFailed, StokerError
 from stoker.model.retry import Again, Cause, decide_retry
 from stoker.model.units import format_duration
@@ -22,8 +24,9 @@ from stoker.plan.execution.launching import Elsewhere, JustMade, Launchpad, NotS
 from stoker.plan.execution.news import News
 from stoker.plan.execution.progress import Progress
 from stoker.plan.execution.queueing import Waiting
+from stoker.plan.execution.reading import Readers, quickly
 from stoker.plan.execution.schedule import Schedule, State
-from stoker.plan.graph import Plan
+from stoker.plan.graph import Node, Plan
 from stoker.plan.outcome import Ending, NodeResult, RunResult
 from stoker.plan.resolve import Execute, Resolver, Use
 from stoker.plan.run_folders import RunFolders
@@ -78,6 +81,8 @@ class Executor:
             uses_devices=uses_devices,
             solo=options.solo,
         )
+        self._readers = Readers(engine.clock, self._attempts.wake)
+        self._read: dict[str, Mapping[str, str] | StokerError] = {}
         self._in_flight = InFlight(clock=engine.clock, grace_s=options.grace_s)
         self._tries: dict[str, int] = {}
         self._rewinds: dict[str, int] = {}
@@ -114,6 +119,7 @@ class Executor:
             self._in_flight.drop_all()
             raise
         finally:
+            self._readers.stop_all()
             self._attempts.close()
             self._launchpad.devices.close()
             self._engine.leases.give_back_all()
@@ -169,7 +175,9 @@ class Executor:
         inputs = self._progress.inputs_of(name)
         refs = {port: tuple(product.ref for product in given) for port, given in inputs.items()}
         needs_bytes = node.id in self._wanted or name in self._rewinds
-        decision = self._resolver.resolve(name, node, refs, needs_bytes=needs_bytes)
+        decision = self._decide(name, node, refs, needs_bytes=needs_bytes)
+        if decision is None:
+            return
         if isinstance(decision, Use):
             self._use(name, decision)
             return
@@ -183,6 +191,21 @@ class Executor:
             rank = self._schedule.rank(name)
             waiting = Waiting(name=name, node=node, execute=decision, inputs=inputs, rank=rank, needs=needs)
             self._launchpad.room.enter(waiting)
+
+    def _decide(
+        self, name: str, node: Node, refs: dict[str, tuple[ArtifactRef, ...]], *, needs_bytes: bool
+    ) -> Use | Execute | None:
+        """Decide at once, or have what that needs read beside the loop; None: it is considered again then."""
+        read = self._read.pop(name, None)
+        if isinstance(read, StokerError):
+            raise read
+        if read is not None:
+            return self._resolver.resolve(name, node, refs, needs_bytes=needs_bytes, read=read)
+        decision = quickly(lambda: self._resolver.resolve(name, node, refs, needs_bytes=needs_bytes))
+        if decision is None:
+            self._schedule.park(name)
+            self._readers.begin(name, lambda: self._resolver.read(name, node, refs))
+        return decision
 
     def _expand(self, name: str) -> None:
         """Turn a fan-out whose list is known into its instances."""
@@ -316,7 +339,10 @@ class Executor:
         if cause is Cause.CANCELLED and self._is_stopping:
             self._end_cancelled(name)
             return
-        if cause in _BLAMED_ON_INPUTS and not self._is_stopping and self._has_lost_inputs(running):
+        if report.is_outdated:
+            self._tries[name] -= 1
+        is_lost = cause in _BLAMED_ON_INPUTS and not self._is_stopping and self._has_lost_inputs(running)
+        if not self._is_stopping and (report.is_outdated or is_lost):
             self._schedule.park(name)
             self._schedule.unpark(name)
             return
@@ -381,7 +407,7 @@ class Executor:
             return
         self._is_stopping = True
         self._in_flight.ask_all()
-        for name in [*self._launchpad.room.empty(), *self._asides.release_all()]:
+        for name in [*self._launchpad.room.empty(), *self._asides.release_all(), *self._readers.stop_all()]:
             self._schedule.unpark(name)
 
     def _land(self, execute: Execute) -> None:
@@ -411,6 +437,11 @@ class Executor:
             self._stop_for(PlanDeadline(f"the plan ran past its limit of {limit}"))
         for name in self._asides.due(now_s):
             self._schedule.unpark(name)
+        for name, read in self._readers.ended():
+            self._read[name] = read
+            self._schedule.unpark(name)
+        for name, text in self._readers.progress():
+            self._news.said(name, text)
         for running in self._in_flight.watch():
             self._leave_behind(running, now_s)
         self._engine.leases.renew_due()

@@ -22,6 +22,7 @@ from stoker.plan.engine import Engine
 from stoker.plan.execution.attempting import Attempts, Report, Running
 from stoker.plan.execution.news import News
 from stoker.plan.execution.queueing import Waiting, WaitingRoom
+from stoker.plan.execution.reading import quickly
 from stoker.plan.graph import Node
 from stoker.plan.impossible import impossible
 from stoker.plan.lease import Held
@@ -244,7 +245,8 @@ class Launchpad:
     ) -> Started | Elsewhere | JustMade | Outdated | NotStarted:
         key = waiting.execute.key
         try:
-            if not self._engine.cache.still_begins_with(waiting.node, waiting.execute.action):
+            # What takes long to look at is looked at by the attempt, beside the loop.
+            if quickly(lambda: self._engine.cache.still_begins_with(waiting.node, waiting.execute.action)) is False:
                 return Outdated(waiting=waiting)
             code = self._engine.cache.sources_for(waiting.node.stage, waiting.execute.action)
             if code is None:

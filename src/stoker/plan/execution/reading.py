@@ -1,0 +1,112 @@
+"""What a node reads, hashed beside the loop where that takes long.
+
+A decision about a node needs the digests of the files that it is given, and a look at the result that is known. Mostly
+all of that is remembered, and the loop decides at once. Where more has to be read than takes a moment, a thread reads
+it, and the loop decides when that is done: it goes on hearing, renewing and ending work meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from stoker.model.clock import Clock
+from stoker.model.errors import Bug, StokerError
+from stoker.model.units import format_size
+from stoker.store.trees import ReadingStopped, heeding
+
+T = TypeVar("T")
+
+_MOST_AT_ONCE_BYTES = 16 << 20
+"""What the loop itself reads for one decision: a few hundredths of a second."""
+_TELL_EVERY_S = 10.0
+_LAST_PIECE_S = 1.0
+
+
+@dataclass(slots=True)
+class _Reader:
+    """A thread that reads for one node."""
+
+    told_s: float
+    read_bytes: int = 0
+    outcome: Mapping[str, str] | StokerError | None = None
+    thread: threading.Thread | None = None
+    is_stopped: threading.Event = field(default_factory=threading.Event)
+
+
+def quickly(decide: Callable[[], T]) -> T | None:
+    """Return a decision if it takes no more reading than a moment allows; else None. Decisions are never None."""
+    left_bytes = _MOST_AT_ONCE_BYTES
+
+    def spend(size_bytes: int) -> None:
+        nonlocal left_bytes
+        left_bytes -= size_bytes
+        if left_bytes < 0:
+            raise ReadingStopped
+
+    try:
+        with heeding(spend):
+            return decide()
+    except ReadingStopped:
+        return None
+
+
+class Readers:
+    """The threads that read for the nodes of one run. Only the executor's loop uses it."""
+
+    def __init__(self, clock: Clock, wake: Callable[[], None]) -> None:
+        self._clock = clock
+        self._wake = wake
+        self._readers: dict[str, _Reader] = {}
+
+    def begin(self, name: str, read: Callable[[], Mapping[str, str]]) -> None:
+        """Have a thread read for a node; the loop is woken when it has ended."""
+        reader = _Reader(told_s=self._clock.monotonic_s())
+        reader.thread = threading.Thread(target=self._read, args=(reader, read), name=f"read {name}", daemon=True)
+        self._readers[name] = reader
+        reader.thread.start()
+
+    def ended(self) -> list[tuple[str, Mapping[str, str] | StokerError]]:
+        """Return the nodes for which everything has been read, each once, with what was read or why it can't be."""
+        names = [name for name, reader in self._readers.items() if reader.outcome is not None]
+        return [(name, outcome) for name in names if (outcome := self._readers.pop(name).outcome) is not None]
+
+    def progress(self) -> list[tuple[str, str]]:
+        """Return how far those are that have been reading for a while; each is told of now and then."""
+        now_s = self._clock.monotonic_s()
+        late = [(name, one) for name, one in self._readers.items() if now_s - one.told_s >= _TELL_EVERY_S]
+        for _, reader in late:
+            reader.told_s = now_s
+        return [(name, f"reading what it is given: {format_size(one.read_bytes)} so far") for name, one in late]
+
+    def stop_all(self) -> list[str]:
+        """Stop reading; return the nodes that waited for it. A thread ends with the piece that it reads."""
+        readers, self._readers = self._readers, {}
+        for reader in readers.values():
+            reader.is_stopped.set()
+        deadline_s = self._clock.monotonic_s() + _LAST_PIECE_S
+        for reader in readers.values():
+            if reader.thread is not None:
+                reader.thread.join(max(0.0, deadline_s - self._clock.monotonic_s()))
+        return list(readers)
+
+    def _read(self, reader: _Reader, read: Callable[[], Mapping[str, str]]) -> None:
+        def count(size_bytes: int) -> None:
+            reader.read_bytes += size_bytes
+            if reader.is_stopped.is_set():
+                raise ReadingStopped
+
+        outcome: Mapping[str, str] | StokerError
+        try:
+            with heeding(count):
+                outcome = read()
+        except ReadingStopped:
+            return
+        except StokerError as error:
+            outcome = error
+        except Exception as error:  # noqa: BLE001 - a thread that dies without a word would hang the run
+            outcome = Bug(f"{type(error).__name__}: {error}")
+        reader.outcome = outcome
+        self._wake()

@@ -1,0 +1,196 @@
+"""What takes long is done beside the loop: it renews leases, starts others and hears a request to stop meanwhile."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from stoker.model.clock import SystemClock
+from stoker.model.errors import Cancelled
+from stoker.plan.authoring import InputPath, PlanBuilder, StageContext, arg, stage
+from stoker.plan.execution import reading
+from stoker.plan.outcome import Ending
+from tests.unit.host.real_processes import wait_until
+from tests.unit.plan.lab import Lab, plan_of
+from tests.unit.plan.stages import (
+    FileArgs,
+    Number,
+    NumberArgs,
+    PaceArgs,
+    number,
+    process_number,
+    read,
+    wait_for_file,
+)
+
+CLOCK = SystemClock()
+ENDLESS_BYTES = 1 << 42
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeArgs:
+    code: InputPath = arg(read_first=True)
+
+
+@stage("test/read-first", inline=True)
+def read_first(job: StageContext, args: CodeArgs) -> Number:
+    """Give what its code says."""
+    return job.save(Number, int(Path(args.code).read_text()))
+
+
+@stage("test/held-up", inline=True)
+def held_up(job: StageContext, args: PaceArgs) -> Number:
+    """Wait for a file in the engine's own process, without a limit."""
+    wait_for_file(args.gate, job)
+    return job.save(Number, args.value)
+
+
+@stage("test/deaf", inline=True)
+def deaf(job: StageContext, args: PaceArgs) -> Number:
+    """Wait for a file and hear nothing."""
+    while not Path(args.gate).exists():
+        CLOCK.sleep(0.005)
+    return job.save(Number, args.value)
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> str:
+    """A file that takes longer to read than any test: nothing of it lies on a disk."""
+    path = tmp_path / "endless"
+    path.touch()
+    os.truncate(path, ENDLESS_BYTES)
+    return str(path)
+
+
+@pytest.fixture
+def everything_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_MOST_AT_ONCE_BYTES", -1)
+
+
+def stopped_within_s(lab: Lab, plan: object, when: str) -> float:
+    flight = lab.start(plan)  # type: ignore[arg-type]
+    wait_until(lambda: bool(flight.events(when)))
+    flight.executor.cancel(Cancelled("somebody pressed Ctrl-C"))
+    began_s = CLOCK.monotonic_s()
+    ran = flight.land()
+    assert isinstance(ran.result.error, Cancelled)
+    return CLOCK.monotonic_s() - began_s
+
+
+def test_a_run_that_reads_a_large_input_ends_within_a_second_when_it_is_told_to(
+    lab: Lab, endless: str, ledger: str
+) -> None:
+    builder = PlanBuilder("both")
+    large = builder.start(read, FileArgs(path=endless))
+    small = builder.start(number, NumberArgs(value=1, ledger=ledger))
+    assert stopped_within_s(lab, builder.finish(small, keep=(large,)), "stage_end") < 1.0
+
+
+def test_leases_are_renewed_and_others_run_while_a_large_input_is_read(
+    lab: Lab, endless: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewals = 0
+    renew = lab.leases.renew_due
+
+    def count() -> None:
+        nonlocal renewals
+        renewals += 1
+        renew()
+
+    monkeypatch.setattr(lab.leases, "renew_due", count)
+    builder = PlanBuilder("both")
+    large = builder.start(read, FileArgs(path=endless), id="large")
+    small = builder.start(process_number, NumberArgs(value=1), id="small")
+    flight = lab.start(builder.finish(large, keep=(small,)))
+    wait_until(lambda: bool(flight.events("stage_end")))
+    before = renewals
+    wait_until(lambda: renewals > before + 2)
+    flight.executor.cancel(Cancelled("enough"))
+    ran = flight.land()
+    assert (ran["small"].ending, ran["large"].ending) == (Ending.RAN, Ending.CANCELLED)
+
+
+def test_people_are_told_now_and_then_how_far_reading_is(
+    lab: Lab, endless: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_TELL_EVERY_S", 0.0)
+    flight = lab.start(plan_of(read, FileArgs(path=endless)))
+    wait_until(lambda: bool(flight.events("stage_log")))
+    flight.executor.cancel(Cancelled("enough"))
+    said = flight.land().of_kind("stage_log", "read")
+    assert said[0]["text"].startswith("reading what it is given: ")
+
+
+@pytest.mark.usefixtures("everything_takes_long")
+def test_what_was_read_beside_the_loop_decides_as_if_the_loop_had_read_it(
+    lab: Lab, tmp_path: Path, ledger: str
+) -> None:
+    path = tmp_path / "input"
+    path.write_text("one")
+    plan = plan_of(read, FileArgs(path=str(path), ledger=ledger))
+    first, again = lab.run(plan), lab.run(plan)
+    assert (first.result.ran, again.result.hits) == (1, 1)
+    assert lab.again().run(plan).result.hits == 1
+    path.write_text("two")
+    changed = lab.run(plan)
+    assert changed.result.ran == 1
+    assert changed["read"].key != first["read"].key
+
+
+@pytest.mark.usefixtures("everything_takes_long")
+def test_an_input_that_is_gone_fails_its_node_though_another_thread_found_out(lab: Lab, tmp_path: Path) -> None:
+    path = tmp_path / "input"
+    path.write_text("one")
+    plan = plan_of(read, FileArgs(path=str(path)))
+    path.unlink()
+    ran = lab.run(plan)
+    assert "input" in ran["read"].message
+
+
+@pytest.mark.usefixtures("everything_takes_long")
+def test_code_that_changed_before_an_attempt_began_is_decided_about_again(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = tmp_path / "code"
+    code.write_text("1")
+    start = lab.leases.take
+
+    def edit_first(*args: object) -> object:
+        # The last thing before an attempt starts.
+        code.write_text("22")
+        return start(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(lab.leases, "take", edit_first)
+    ran = lab.run(plan_of(read_first, CodeArgs(code=str(code))))
+    assert lab.value(ran, "read-first") == 22
+    assert lab.run(plan_of(read_first, CodeArgs(code=str(code)))).result.hits == 1
+
+
+def test_an_inline_stage_that_takes_long_does_not_hold_up_the_loop(lab: Lab, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    builder = PlanBuilder("both")
+    long = builder.start(held_up, PaceArgs(value=1, gate=str(gate)), id="long")
+    other = builder.start(process_number, NumberArgs(value=2), id="other")
+    flight = lab.start(builder.finish(long, keep=(other,)))
+    wait_until(lambda: [one["node"] for one in flight.events("stage_end")] == ["other"])
+    gate.touch()
+    assert flight.land().result.error is None
+
+
+def test_a_run_ends_within_a_second_though_an_inline_stage_takes_long(lab: Lab, tmp_path: Path) -> None:
+    plan = plan_of(held_up, PaceArgs(value=1, gate=str(tmp_path / "gate")))
+    assert stopped_within_s(lab, plan, "stage_begin") < 1.0
+
+
+def test_an_inline_stage_that_hears_nothing_is_left_behind_and_keeps_nothing(lab: Lab, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    flight = lab.start(plan_of(deaf, PaceArgs(value=1, gate=str(gate))), grace_s=0.1)
+    wait_until(lambda: bool(flight.events("stage_begin")))
+    flight.executor.cancel(Cancelled("enough"))
+    ran = flight.land()
+    assert ran.result.warnings == ("deaf would not stop and was left behind",)
+    gate.touch()
+    assert lab.run(plan_of(deaf, PaceArgs(value=1, gate=str(gate)))).result.ran == 1
