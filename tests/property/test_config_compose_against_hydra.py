@@ -153,6 +153,26 @@ def test_the_page_has_rows() -> None:
     assert len(ROWS) >= 15
 
 
+@pytest.mark.parametrize("entries", ["k: deep, g: null", "k: deep, g: one", "g: null, k: deep", "g: one, k: deep"])
+@pytest.mark.parametrize("words", [[], ["g=two"], ["~g"]], ids=str)
+@pytest.mark.parametrize("override", ["", "override g: two"])
+def test_an_override_in_a_groups_file_reaches_the_groups_that_hydra_lets_it_reach(
+    hydra: Composer, entries: str, words: list[str], override: str
+) -> None:
+    files = {
+        "config": file_of("", ["base", *entries.split(", "), "other@p", "h: one"], override, ""),
+        "base": "defaults:\n  - always\n",
+        "always": ALWAYS,
+        "other": "a: 3\n",
+        "k/deep": "# @package _global_\ndefaults:\n  - override /g: one\n",
+        **GROUPS,
+    }
+    theirs, ours = both(hydra, files, words)
+    assert ours == theirs
+    if entries.startswith("k") and not override and words != ["g=two"]:
+        assert theirs == REFUSED
+
+
 def is_listed(files: Files, words: list[str], theirs: Any) -> bool:
     """Whether a difference that the page lists may be the reason for another one."""
     leaf = theirs == REFUSED and any(word.startswith(("~g", "~h")) for word in words)

@@ -2,7 +2,9 @@
 
 A file comes after those that it names, unless its `_self_` says otherwise. A group's option is put under the group's
 name, below whatever the naming file is put under. An outer file's `override` wins over an inner one's, and the command
-line over both. A circle, a group chosen twice and an option that isn't there are faults at the entry that says so.
+line over both. Entries are followed from the last one on, so an `override` reaches only groups that are listed before
+the file it is in. A circle, a group chosen twice, an option that isn't there and an override that reaches no group are
+faults at the entry that causes them.
 """
 
 from __future__ import annotations
@@ -70,10 +72,21 @@ class Expansion:
         entries = [*read_defaults(source, tree, self._faults), *added]
         for entry in entries:
             if entry.is_override:
-                self._overrides.setdefault(self._key(entry, place), entry)
+                self._override(self._key(entry, place), entry)
         # Later entries first: what they override may stand before them.
         parts = [self._expand_entry(entry, source, tree, place) for entry in reversed(entries)]
         return [layer for part in reversed(parts) for layer in part]
+
+    def _override(self, key: str, entry: Entry) -> None:
+        """Register an override, unless an outer one comes first. A group that was chosen before it is a fault."""
+        if key in self._overrides:
+            return
+        self._overrides[key] = entry
+        choice = self._choices.get(key)
+        if key in self.chosen and (choice is None or choice.kind in (Kind.ADD, Kind.DELETE)):
+            listed = str(self._entries[key].origin)
+            hint = f"list the group {key} before the entry that names this file"
+            self._fault(entry.origin, f"the group {key} is already chosen at {listed}, so it can't be overridden", hint)
 
     def _expand_entry(self, entry: Entry, source: Source, tree: Located, place: _Place) -> list[FileLayer]:
         if entry.is_override:

@@ -93,6 +93,19 @@ def test_an_override_of_what_no_list_has_is_a_fault(desk: Desk):
     assert "'model'" in fault.hint
 
 
+def test_an_override_of_a_group_that_is_listed_after_its_file_is_a_fault(desk: Desk):
+    desk.write(
+        config="defaults:\n  - exp: e\n  - db: a\n",
+        db__a="x: 1\n",
+        exp__e="# @package _global_\ndefaults:\n  - override /db: b\n",
+    )
+    (fault,) = desk.faults()
+    assert fault.message == "the group db is already chosen at config.yaml:3:5, so it can't be overridden"
+    assert fault.hint == "list the group db before the entry that names this file"
+    assert fault.where.startswith("exp/e.yaml:3")
+    assert desk.values("db=a")["db"] == {"x": 1}
+
+
 def test_a_group_without_an_option_waits_for_one(desk: Desk):
     desk.write(config="defaults:\n  - db: null\na: 1\n", db__my="x: 1\n")
     assert desk.values() == {"a": 1}
