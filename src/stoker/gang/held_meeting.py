@@ -1,4 +1,8 @@
-"""The side of a TCP meeting that holds it: it lets members in, keeps the list, and decides what was the first cause."""
+"""The side of a TCP meeting that holds it: it lets members in, keeps the list, and decides what was the first cause.
+
+A guest has arrived once it says what it brings. A connection that breaks before that is no failure: the guest connects
+again, and the meeting goes on as if the first connection had never been.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +31,11 @@ _MOST_EPOCH = 2**53
 class _Guest:
     """One host that has proven itself."""
 
-    def __init__(self, talk: Talk) -> None:
+    def __init__(self, name: str, talk: Talk) -> None:
+        self.name = name
         self.talk = talk
         self.part: HostPart | None = None
+        """What it brings; `None` until it has arrived."""
         self.points: set[str] = set()
         self.has_left = False
 
@@ -101,7 +107,7 @@ class HeldMeeting(TcpMeeting):
             if self._is_closed:
                 return
             self._is_closed = True
-            guests = [guest.talk for guest in self._guests.values()]
+            guests = [guest.talk for guest in self._guests.values() if guest.part is not None]
             strangers = self._open.difference(guests)
             has_failed = bool(self._told)
         if has_failed:
@@ -131,96 +137,124 @@ class HeldMeeting(TcpMeeting):
 
     def _attend(self, talk: Talk) -> None:
         """See one connection through, from its first word to its last."""
-        name = ""
+        guest: _Guest | None = None
         with self._news:
             self._open.add(talk)
         try:
             try:
-                name = self._welcome(talk)
+                guest = self._welcome(talk)
             finally:
                 self._strangers.release()
-            if name:
-                self._listen(name, talk)
-        except (BadLine, OSError) as error:
-            if name:
-                self._lose(name, str(error) or type(error).__name__)
+            if guest is not None:
+                self._listen(guest)
+        except BadLine as error:
+            if guest is not None:
+                self._lose(guest, str(error))
+        except OSError as error:
+            if guest is not None:
+                self._disconnected(guest, str(error) or type(error).__name__)
         finally:
             talk.close()
             with self._news:
                 self._open.discard(talk)
 
-    def _welcome(self, talk: Talk) -> str:
-        """Give the name of a guest that has proven itself; empty if it was sent away. Raises `OSError`, `BadLine`."""
+    def _welcome(self, talk: Talk) -> _Guest | None:
+        """Return a guest that has proven itself; `None` if it was refused. Raises `OSError`, `BadLine`."""
         nonce = secrets.token_hex(32)
         talk.send(lines.write("challenge", v=lines.VERSION, nonce=nonce))
         got = talk.receive(most_bytes=lines.MOST_STRANGE_BYTES, within_s=_HANDSHAKE_S)
         if got is None:
-            return ""
+            return None
         hello = lines.read(got)
         name, theirs, epoch = lines.name_of(hello), lines.nonce_of(hello), lines.number(hello, "epoch", _MOST_EPOCH)
         proven: dict[str, Any] = {"epoch": epoch, "nonces": (nonce, theirs), "name": name}
         if hello["kind"] != "hello" or not lines.is_proven(lines.text(hello, "proof"), self._token, "guest", **proven):
             talk.send(lines.write("refused", why="the token is another", epoch=-1))
-            return ""
-        guest = _Guest(talk)
+            return None
+        guest = _Guest(name, talk)
         why = self._register(name, guest, epoch)
         if why:
             talk.send(lines.write("refused", why=why, epoch=self.epoch))
-            return ""
-        talk.send(lines.write("welcome", proof=lines.proof(self._token, "holder", **proven), name=self.name))
-        return name
+            return None
+        try:
+            talk.send(lines.write("welcome", proof=lines.proof(self._token, "holder", **proven), name=self.name))
+        except OSError as error:
+            self._disconnected(guest, str(error))
+            return None
+        return guest
 
     def _register(self, name: str, guest: _Guest, epoch: int) -> str:
-        """Take a guest in, or say why not."""
+        """Register a guest, in the place of one that has not arrived yet; return why not, empty if it is done."""
         with self._news:
+            older = self._guests.get(name)
             if epoch != self.epoch:
                 return f"this is epoch {self.epoch}, and {name} is of epoch {epoch}"
             if name not in self._hosts[1:]:
                 return f"{name} is not expected"
-            if name in self._guests:
+            if older is not None and older.part is not None:
                 return f"{name} is here already"
             if self._verdict is not None or self._is_closed:
                 return "the meeting is over"
             self._guests[name] = guest
+        if older is not None:
+            # The host connected again before the end of its first connection was noticed here.
+            older.talk.close()
         return ""
 
-    def _listen(self, name: str, talk: Talk) -> None:
-        while (got := talk.receive()) is not None:
+    def _listen(self, guest: _Guest) -> None:
+        while (got := guest.talk.receive()) is not None:
             line = lines.read(got)
             if line.get("epoch") != self.epoch:
                 message = f"said something of epoch {line.get('epoch')!r}, and this is {self.epoch}"
                 raise BadLine(message)
-            if not self._hear(name, line):
+            if not self._hear(guest, line):
                 return
-        self._lose(name, "the connection ended")
+        self._disconnected(guest, "the connection ended")
 
-    def _hear(self, name: str, line: lines.Line) -> bool:
+    def _hear(self, guest: _Guest, line: lines.Line) -> bool:
         """Take in what a guest says; `False`: it was its last word. Raises `BadLine`."""
-        guest = self._guests[name]
         kind = line["kind"]
         if kind == "attending" and guest.part is None:
-            guest.part = lines.read_part(line, name)
-            self._seat()
+            self._take_part(guest, lines.read_part(line, guest.name))
         elif kind == "arrived" and len(guest.points) < _MOST_POINTS:
             point = lines.name_of(line, "point")
             with self._news:
                 guest.points.add(point)
             self._see_passed(point)
         elif kind == "failed":
-            cause = lines.read_cause(lines.object_of(line.get("cause")), name)
+            cause = lines.read_cause(lines.object_of(line.get("cause")), guest.name)
             self._take_cause(cause, self._clock.monotonic_s() - lines.seconds(line, "ago_s"))
         elif kind == "bye":
-            self._lose(name, "it left before all were up", is_bye=True)
+            self._lose(guest, "it left before all were up", is_bye=True)
             return False
         else:
             message = f"said {kind!r}, which was not its turn"
             raise BadLine(message)
         return True
 
-    def _lose(self, name: str, why: str, *, is_bye: bool = False) -> None:
+    def _take_part(self, guest: _Guest, part: HostPart) -> None:
+        """Count a guest as arrived, unless a newer connection has taken its place."""
+        with self._news:
+            if self._guests.get(guest.name) is not guest:
+                return
+            guest.part = part
+            verdict = self._verdict
+        if verdict is not None:
+            self._say(guest.name, lines.write_over(verdict, self.epoch))
+        self._seat()
+
+    def _disconnected(self, guest: _Guest, why: str) -> None:
+        """Note the end of a guest's connection; forget a guest that had not arrived yet, so that it may come again."""
+        with self._news:
+            has_arrived = guest.part is not None
+            if not has_arrived and self._guests.get(guest.name) is guest:
+                del self._guests[guest.name]
+        if has_arrived:
+            self._lose(guest, why)
+
+    def _lose(self, guest: _Guest, why: str, *, is_bye: bool = False) -> None:
         """Note that a guest is gone. In order that is, once all were up and it said so, or everything is over."""
         with self._news:
-            guest = self._guests[name]
             guest.has_left = True
             is_in_order = self._is_closed or self._verdict is not None or (is_bye and UP in self._passed)
             if is_in_order:
@@ -228,7 +262,7 @@ class HeldMeeting(TcpMeeting):
         if is_in_order:
             self._see_passed(CLOSED)
         else:
-            self._take_cause(vanished(name, why), self._clock.monotonic_s())
+            self._take_cause(vanished(guest.name, why), self._clock.monotonic_s())
 
     def _seat(self) -> None:
         """Once everybody is there, say so to all."""
@@ -289,7 +323,7 @@ class HeldMeeting(TcpMeeting):
 
     def _broadcast(self, line: bytes) -> None:
         with self._news:
-            names = [name for name, guest in self._guests.items() if not guest.has_left]
+            names = [name for name, guest in self._guests.items() if guest.part is not None and not guest.has_left]
         for name in names:
             self._say(name, line)
 

@@ -38,17 +38,27 @@ class JoinedMeeting(TcpMeeting):
         self._at = at
         self._unheard_s = unheard_s
         self._talk: Talk | None = None
+        self._is_disconnected = False
+        """Whether the connection broke before the holder said anything beyond its welcome."""
         self._holder = f"{at[0]}:{at[1]}"
 
     def gather(self, part: HostPart, timeout_s: float, is_cancelled: Callable[[], bool] = bool) -> Seats:
         clock = SystemClock()
         deadline_s = clock.monotonic_s() + timeout_s
-        self._talk = talk = self._reach(deadline_s, timeout_s, is_cancelled)
-        self._start(self._listen, talk)
-        self._say("attending", ranks=part.ranks, devices=list(part.devices))
-        left_s = max(0.0, deadline_s - clock.monotonic_s())
-        if not self._wait(lambda: self._seats is not None, left_s + _MARGIN_S, is_cancelled):
-            raise failed(settled(self, not_arrived([self._holder], timeout_s)))
+        while True:
+            # The holder may not have learned of us if the connection breaks now: then it expects us again.
+            was_disconnected, self._is_disconnected = self._is_disconnected, False
+            self._talk = talk = self._reach(deadline_s, timeout_s, is_cancelled, is_again=was_disconnected)
+            self._start(self._listen, talk)
+            self._say("attending", ranks=part.ranks, devices=list(part.devices))
+            left_s = max(0.0, deadline_s - clock.monotonic_s())
+            if not self._wait(
+                lambda: self._seats is not None or self._is_disconnected, left_s + _MARGIN_S, is_cancelled
+            ):
+                raise failed(settled(self, not_arrived([self._holder], timeout_s)))
+            if not self._is_disconnected:
+                break
+            talk.close()
         if self._seats is None or self._verdict is not None:
             raise failed(self._verdict or Verdict(cause=vanished(self._holder, "closed")))
         return self._seats
@@ -75,8 +85,11 @@ class JoinedMeeting(TcpMeeting):
             self._talk.close()
         self._end_threads()
 
-    def _reach(self, deadline_s: float, timeout_s: float, is_cancelled: Callable[[], bool]) -> Talk:
-        """Come to the meeting, which may have yet to begin. Raises `MeetingFailed`, `Cancelled`."""
+    def _reach(self, deadline_s: float, timeout_s: float, is_cancelled: Callable[[], bool], *, is_again: bool) -> Talk:
+        """Connect to the meeting, which may have yet to begin. Raises `MeetingFailed`, `Cancelled`.
+
+        `is_again`: this host was let in before and lost the connection, so a holder that is gone is not waited for.
+        """
         clock = SystemClock()
         why = "nobody listens there"
         while (left_s := deadline_s - clock.monotonic_s()) > 0:
@@ -86,9 +99,17 @@ class JoinedMeeting(TcpMeeting):
                 talk = Talk(socket.create_connection(self._at, timeout=min(left_s, _DIAL_S)), self._unheard_s)
             except OSError as error:
                 why = str(error.strerror or error)
+                if is_again and isinstance(error, ConnectionRefusedError):
+                    raise failed(Verdict(cause=vanished(self._holder, why))) from error
             else:
-                if self._is_let_in(talk, left_s):
-                    return talk
+                try:
+                    if self._is_let_in(talk, left_s):
+                        return talk
+                except MeetingFailed as error:
+                    if not is_again:
+                        raise
+                    gone = vanished(self._holder, f"the connection broke, and a second one was refused: {error}")
+                    raise failed(Verdict(cause=gone)) from error
                 why = "it is held for an older epoch, or ended the conversation"
             clock.sleep(min(_AGAIN_S, left_s))
         cause = not_arrived([self._holder], timeout_s)
@@ -135,8 +156,10 @@ class JoinedMeeting(TcpMeeting):
 
     def _listen(self, talk: Talk) -> None:
         why = "the connection ended"
+        has_heard = False
         try:
             while (got := talk.receive()) is not None:
+                has_heard = True
                 line = lines.read(got)
                 if line.get("epoch") != self.epoch:
                     message = f"said something of epoch {line.get('epoch')!r}, and this is {self.epoch}"
@@ -145,8 +168,13 @@ class JoinedMeeting(TcpMeeting):
                     return
         except (OSError, BadLine) as error:
             why = str(error) or type(error).__name__
+            has_heard = has_heard or isinstance(error, BadLine)
         finally:
             self._tell_news()
+        if not has_heard and not self._is_closed:
+            self._is_disconnected = True
+            self._tell_news()
+            return
         self._end(Verdict(cause=vanished(self._holder, why)))
 
     def _hear(self, talk: Talk, line: lines.Line) -> bool:

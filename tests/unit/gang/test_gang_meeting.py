@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
+import struct
+import termios
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -14,12 +17,77 @@ from stoker.gang import meeting_lines as lines
 from stoker.gang.held_meeting import HeldMeeting
 from stoker.gang.joined_meeting import JoinedMeeting
 from stoker.gang.meeting import UP, AloneMeeting, Cause, HostPart, Verdict, barrier
+from stoker.gang.meeting_talk import Talk
 from stoker.model.errors import Cancelled
 from stoker.model.gang_errors import BadGang, MeetingFailed
 from tests.unit.host.real_processes import wait_until
 
 TOKEN = "sixteen letters and more"
 HOME = "127.0.0.1"
+
+
+class CuttingProxy:
+    """Relays lines to a meeting, and resets the first connection when a given line has come, with or without it."""
+
+    def __init__(self, port: int, kind: str, *, is_delivered: bool) -> None:
+        self.port_of_holder = port
+        self.kind = kind
+        self.is_delivered = is_delivered
+        self.has_cut = False
+        self.sockets = [socket.create_server((HOME, 0))]
+        self.port = int(self.sockets[0].getsockname()[1])
+        self.threads: list[threading.Thread] = []
+        self.start(self.accept)
+
+    def start(self, work: Callable[..., None], *arguments: socket.socket) -> None:
+        self.threads.append(threading.Thread(target=work, args=arguments))
+        self.threads[-1].start()
+
+    def accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                guest, _ = self.sockets[0].accept()
+                holder = socket.create_connection((HOME, self.port_of_holder))
+                self.sockets += [guest, holder]
+                self.start(self.relay, guest, holder)
+                self.start(self.relay, holder, guest)
+
+    def relay(self, source: socket.socket, target: socket.socket) -> None:
+        received = Talk(source)
+        with suppress(OSError):
+            while (line := received.receive()) is not None:
+                is_cut = not self.has_cut and lines.read(line)["kind"] == self.kind
+                if not is_cut or self.is_delivered:
+                    target.sendall(line + b"\n")
+                if is_cut:
+                    self.has_cut = True
+                    # What was sent is to be acknowledged before the reset.
+                    wait_until(lambda: unsent_bytes(target) == 0)
+                    reset(source)
+                    reset(target)
+                    return
+            target.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        for one in self.sockets:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+        for thread in self.threads:
+            thread.join(5)
+
+
+def unsent_bytes(connection: socket.socket) -> int:
+    return int.from_bytes(fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)), "little")
+
+
+def reset(connection: socket.socket) -> None:
+    """Abort a connection: both sides of it get an error instead of an end."""
+    with suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        # A thread that receives keeps the descriptor in use; this wakes it.
+        connection.shutdown(socket.SHUT_RD)
+    connection.close()
 
 
 class Hosts:
@@ -173,6 +241,68 @@ def test_a_holder_that_vanishes_is_named_by_its_guests(hosts):
     hosts.gather(guest, hosts.holder)
     hosts.holder._guests["lab2"].talk.close()
     assert verdict_of(guest).cause.missing == ("lab1",)
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_delivered"),
+    [
+        ("challenge", False),
+        ("challenge", True),
+        ("hello", False),
+        ("hello", True),
+        ("welcome", False),
+        ("attending", False),
+    ],
+)
+def test_a_guest_whose_connection_breaks_before_it_has_arrived_comes_again(hosts, kind, is_delivered):
+    # With "attending" cut off, the welcome was delivered.
+    proxy = hosts.keep(CuttingProxy(hosts.holder.port, kind, is_delivered=is_delivered))
+    guest = hosts.keep(JoinedMeeting("lab2", at=(HOME, proxy.port), token=TOKEN, epoch=hosts.epoch))
+    came = hosts.gather(guest, hosts.holder)
+    assert proxy.has_cut
+    assert [one.place for one in came] == [1, 0]
+    at_once(lambda: barrier(hosts.holder, UP, 5.0), lambda: barrier(guest, UP, 5.0))
+    assert guest.has_passed(UP)
+    assert hosts.holder.verdict() is None
+
+
+def test_a_guest_whose_connection_breaks_once_it_has_arrived_is_the_cause_for_all():
+    made = Hosts("lab1", "lab2", "lab3")
+    with made.stack:
+        proxy = made.keep(CuttingProxy(made.holder.port, "attending", is_delivered=True))
+        guest = made.keep(JoinedMeeting("lab2", at=(HOME, proxy.port), token=TOKEN, epoch=made.epoch))
+        came = made.gather(guest, made.holder)
+        assert all(isinstance(error, MeetingFailed) for error in came)
+        assert came[1].data["missing"] == ["lab2"]
+        assert str(came[0]).startswith("lab1 vanished (the connection broke")
+
+
+def test_a_guest_that_connects_again_before_its_first_connection_is_missed_takes_its_place(hosts):
+    with socket.create_connection((HOME, hosts.holder.port)) as stuck:
+        nonce = lines.nonce_of(lines.read(stuck.recv(4096)))
+        proven = {"epoch": hosts.epoch, "nonces": (nonce, "0" * 64), "name": "lab2"}
+        proof = lines.proof(TOKEN, "guest", **proven)
+        stuck.sendall(lines.write("hello", name="lab2", epoch=hosts.epoch, nonce="0" * 64, proof=proof))
+        assert lines.read(stuck.recv(4096))["kind"] == "welcome"
+        came = hosts.gather(hosts.guest("lab2"), hosts.holder)
+        assert [one.place for one in came] == [1, 0]
+        stuck.settimeout(5)
+        assert stuck.recv(4096) == b""
+
+
+def test_a_holder_that_is_gone_before_all_are_seated_is_missed_at_once():
+    made = Hosts("lab1", "lab2", "lab3")
+    with made.stack:
+        guest = made.guest("lab2")
+
+        def crash() -> None:
+            wait_until(lambda: made.holder._guests and made.holder._guests["lab2"].part is not None)
+            made.holder._listener.shutdown(socket.SHUT_RDWR)
+            made.holder._listener.close()
+            reset(made.holder._guests["lab2"].talk._socket)
+
+        came = at_once(lambda: guest.gather(part(), 60.0), crash)
+        assert str(came[0]) == "lab1 vanished (Connection refused)"
 
 
 def test_leaving_once_all_were_up_is_no_failure(hosts):
