@@ -61,6 +61,25 @@ def test_two_runs_share_one_process_which_outlives_the_one_that_started_it(tmp_p
     wait_until(lambda: os.listdir(tmp_path / "doors") == ["lock"], "a door is left")
 
 
+def test_cancelling_one_member_of_a_shared_process_leaves_the_others(tmp_path: Path, index: Path) -> None:
+    shell = Shell(tmp_path, cookbook=CHOIR, index=index)
+    shell.env |= {"STOKER_RUNTIME": str(tmp_path / "doors"), "STOKER_COMPANY_LINGER": "0.2"}
+    gate, song = tmp_path / "gate", shell.folder / "song.txt"
+    gate.mkdir()
+    song.write_text("la")
+    process = shell.start("run", "choir/voice", f"song={song}", "voice=1,2,3", f"gate={gate}", "--name", "choir")
+    wait_until(lambda: all(process_of(gate, voice) > 0 for voice in (1, 2, 3)), "not all of them sing")
+    cancelled = shell.stoker("cancel", "choir/2")
+    assert cancelled.code == 0, cancelled.err
+    for voice in (1, 3):
+        (gate / str(voice)).touch()
+    done = finish(process)
+    assert done.code == 1
+    assert "1 of 3 trials was cancelled: voice=2" in done.err
+    assert process_of(gate, 1) == process_of(gate, 3)
+    assert sorted(os.listdir(shell.folder / "stoker-out" / "choir")) == ["best", "voice=1", "voice=3"]
+
+
 def test_solo_runs_a_stage_in_a_process_of_its_own(tmp_path: Path, index: Path) -> None:
     shell = Shell(tmp_path, cookbook=CHOIR, index=index)
     shell.env["STOKER_RUNTIME"] = str(tmp_path / "doors")

@@ -372,3 +372,24 @@ def test_a_result_is_known_by_the_code_that_made_it_though_it_was_edited_meanwhi
     done = shell.stoker("run", "--json", "x=1,2,3,4", *words)
     assert done.code == 0, done.err
     assert [label for label, end in trials_in(done).items() if end["is_kept"]] == ["x=1"]
+
+
+def test_cancelling_one_trial_stops_that_trial_alone(shell: Shell) -> None:
+    (shell.folder / "gate").touch()
+    process = shell.start("run", "n=1,2,3,4", *PROGRAM)
+    wait_until((shell.folder / "waiting").exists)
+    waiting = shell.stoker("cancel", "work/n=4")
+    assert (waiting.code, "cancelled work/4  n=4" in waiting.out) == (0, True), waiting.err
+    running = shell.stoker("cancel", "work/2", "--json")
+    assert running.code == 0, running.err
+    assert running.objects()[0].items() >= {"name": "work/2", "label": "n=2", "state": "cancelled"}.items()
+    done = finish(process)
+    assert done.code == 1
+    assert "2 ok, 2 cancelled." in done.out
+    assert "2 of 4 trials were cancelled: n=4, n=2" in done.err
+    assert ran(shell) == ["1", "2", "3"]
+    (shown,) = shell.stoker("jobs", "show", "work", "--json").objects()
+    assert [one["state"] for one in shown["trials"]] == ["completed", "cancelled", "completed", "cancelled"]
+    assert shell.stoker("cancel", "work/7").code != 0
+    refused = shell.stoker("cancel", "work/1")
+    assert (refused.code, "job work is not running: cancelled" in refused.err) == (30, True), refused.err

@@ -413,6 +413,13 @@ class SweepGivenUp(WorkFailed):
     exit_code = 1
 
 
+class TrialsCancelled(WorkFailed):
+    """Trials of a sweep were cancelled one by one (`stoker cancel NAME/2`); the others went on."""
+
+    code = "trials_cancelled"
+    exit_code = 1
+
+
 class Cancelled(WorkFailed):
     """A person no longer wants it (Ctrl-C)."""
 

@@ -7,6 +7,7 @@ The same for a person's `stoker run` and, later, for a worker inside a lease. Or
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from stoker.host.durable import remove_tree
 from stoker.host.identity import mine
 from stoker.model.clock import Clock
 from stoker.model.digests import Digest
-from stoker.model.errors import Bug, Cancelled, StokerError, Terminated
+from stoker.model.errors import Bug, Cancelled, StokerError, Terminated, TrialsCancelled
 from stoker.model.events import Event, Kinds
 from stoker.model.exits import exit_code_of
 from stoker.model.frozen import frozen
@@ -109,6 +110,8 @@ class Execution:
     """What is known of it beforehand: its first event says so."""
     _executor: Executor | None = None
     _cancelled: StokerError | None = None
+    _cancelled_nodes: frozenset[str] = frozenset()
+    _guard: threading.Lock = field(default_factory=threading.Lock)
     _is_cleared: bool = False
     _codes: dict[str, str] = field(default_factory=dict)
     """The program's code when each trial's own stage began."""
@@ -123,7 +126,7 @@ class Execution:
         """Run to the end. Raises only if not even the job's folder can be written, or for a bug of ours."""
         tools = self.tools
         folder = JobFolder.begin(tools.runs, self.spec, mine(), self.papers)
-        watch = self._watch() if is_sweep(self.trials) else None
+        watch = self._watch(folder) if is_sweep(self.trials) else None
         followers = self.followers if watch is None else (*self.followers, watch)
         listeners = (self._hear_code, *self.listeners, *(one.hear for one in followers))
         status = StatusWriter(folder.status_path, source=self.spec.attempt, clock=tools.clock, listeners=listeners)
@@ -140,7 +143,7 @@ class Execution:
                     for one in followers:
                         one.finish()
                 error = result.error or (watch.trouble if watch else None)
-                if watch is not None and error is result.error and error is not None:
+                if watch is not None and error is result.error:
                     error = error_of_sweep(error, watch.ends, len(self.trials))
                 laid_out = self._lay_out(result) if watch is None else None
             except StokerError as problem:
@@ -166,10 +169,14 @@ class Execution:
         status.emit(Event(Kinds.RUN_BEGIN, self._begin_fields()))
         clear_stale_staging(self.tools.store, self.tools.engine.leases)
         folders = folders_of(folder, self.tools, name=self.spec.name)
-        self._executor = Executor(self.plan, self.tools.engine, status=status, folders=folders, options=self.options)
+        executor = Executor(self.plan, self.tools.engine, status=status, folders=folders, options=self.options)
+        with self._guard:
+            self._executor = executor
+            if self._cancelled_nodes:
+                executor.cancel_nodes(self._cancelled_nodes)
         if self._cancelled is not None:
-            self._executor.cancel(self._cancelled)
-        result = self._executor.run()
+            executor.cancel(self._cancelled)
+        result = executor.run()
         for warning in result.warnings:
             status.emit(Event(Kinds.WARNING, {"message": warning}))
         return result
@@ -189,9 +196,22 @@ class Execution:
         if self.index is not None and event.kind == Kinds.STAGE_BEGIN:
             self._codes[str(event.fields["node"])] = self.index.code_now()
 
-    def _watch(self) -> TrialWatch:
-        give_up = self.cancel if self.gives_up else _go_on
-        return TrialWatch(self.trials, settle=self._settle, give_up=give_up, metrics=KnownMetrics(self.tools.store))
+    def _watch(self, folder: JobFolder) -> TrialWatch:
+        return TrialWatch(
+            self.trials,
+            settle=self._settle,
+            give_up=self.cancel if self.gives_up else _go_on,
+            cancel_nodes=self._cancel_nodes,
+            requests=folder.trials_to_cancel,
+            metrics=KnownMetrics(self.tools.store),
+        )
+
+    def _cancel_nodes(self, names: frozenset[str]) -> None:
+        """Cancel some nodes and go on with the rest; called from the thread that watches trials."""
+        with self._guard:
+            self._cancelled_nodes = names
+            if self._executor is not None:
+                self._executor.cancel_nodes(names)
 
     def _settle(self, end: TrialEnd) -> str | None:
         """Write a trial down, lay it out as plain files and say where; of one that failed, clear what an older left."""
@@ -254,7 +274,7 @@ class Execution:
         has_out: bool = False,
     ) -> JobEnd:
         state = JobState.COMPLETED if error is None else JobState.FAILED
-        if isinstance(error, Cancelled | Terminated):
+        if isinstance(error, Cancelled | Terminated | TrialsCancelled):
             state = JobState.CANCELLED
         nodes = result.nodes if result else {}
         return JobEnd(

@@ -8,6 +8,7 @@
         status.jsonl    the journal
         logs/NODE.log   what each stage printed
         metrics/        curves: what each stage measured, step by step
+        cancel/3        somebody wants trial 3 of the sweep cancelled, while the others go on
         end.json        how it ended                                                    written once, last
         said.log        of a fleet's attempt: what its own process wrote, if anything   put there when it is over
 
@@ -31,6 +32,7 @@ from stoker.model.json_text import dumps, loads
 from stoker.model.lifecycle import JobState
 from stoker.model.suggest import did_you_mean
 
+_CANCEL = "cancel"
 _SECOND = len("20261115-031502")
 # A sweep of a million trials has some 200 MiB of them.
 _LARGEST_BYTES = 1 << 30
@@ -160,6 +162,21 @@ class JobFolder:
     def end(self, end: JobEnd) -> None:
         """Write down how it ended."""
         write_file(os.path.join(self.path, "end.json"), dumps(end.to_json(), indent=1).encode())
+
+    def cancel_trial(self, number: int) -> None:
+        """Write down that a trial is to be cancelled; the process that runs the job looks for it."""
+        path = os.path.join(self.path, _CANCEL, str(number))
+        with translated(path):
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        write_file(path, b"")
+
+    def trials_to_cancel(self) -> frozenset[int]:
+        """Return the numbers of the trials that are to be cancelled."""
+        try:
+            names = os.listdir(os.path.join(self.path, _CANCEL))
+        except OSError:
+            return frozenset()
+        return frozenset(int(name) for name in names if name.isascii() and name.isdigit())
 
     def spec(self) -> JobSpec:
         """Read what was wanted; `NotFound` if the folder is not a job's."""

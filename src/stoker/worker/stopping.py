@@ -1,4 +1,7 @@
-"""Stop a job that another process runs: ask its owner, wait until that is gone, else end it firmly. Always confirmed.
+"""Stop a job that another process runs, or one trial of it. Always confirmed.
+
+A job: its owner is asked, and ended firmly if it is not gone in time. A trial: the request is a file in the job's
+folder, and the job's journal says how the trial ended; the owner goes on with the others.
 
 The owner is known by identity, so a recycled number is never signalled. Only the owner is asked: it stops its stages
 itself and writes down how the job ended. If it has to be killed, so is everything it had started, and the end is
@@ -18,12 +21,19 @@ from stoker.host.process_table import living_rows
 from stoker.host.processes import stop_group
 from stoker.model.clock import Clock
 from stoker.model.errors import IllegalMove, ProcessLost, Terminated
+from stoker.model.events import Kinds
 from stoker.model.frozen import frozen
+from stoker.model.json_text import loads
 from stoker.model.lifecycle import JobState
+from stoker.plan.status import older_generation
+from stoker.worker.growing_lines import GrowingLines
 from stoker.worker.job_folder import JobEnd, JobFolder
+from stoker.worker.trials import TRIALS, Trial, nodes_to_cancel, read_trials
 
 # The owner gives its stages ten seconds before it kills them; it gets those and some for itself.
 PATIENCE_S = 15.0
+# A trial's end is told when its folder is settled, behind those of others.
+TRIAL_PATIENCE_S = 60.0
 _LEFTOVERS_S = 2.0
 _LOOK_AGAIN_S = 0.05
 
@@ -43,18 +53,17 @@ class StoppedJob:
     seconds: float
 
 
+@frozen
+class StoppedTrial:
+    """How a trial ended that was to be cancelled, and how long that took."""
+
+    state: str
+    seconds: float
+
+
 def stop_job(folder: JobFolder, *, clock: Clock, patience_s: float = PATIENCE_S) -> StoppedJob:
     """Stop a running job; when this returns, nothing of it runs. Refuses if it does not run, or not on this machine."""
-    state, why = folder.state()
-    owner = folder.owner()
-    name = folder.spec().name
-    if state is not JobState.RUNNING or owner is None:
-        raise IllegalMove(f"job {name} is not running: {state}{f', {why}' if why else ''}", state=str(state))
-    if is_alive(owner) is Liveness.UNKNOWN:
-        raise ProcessLost(
-            f"job {name} runs on {owner.host}, which can't be seen from here",
-            hint=f"stoker cancel {name}, on {owner.host}",
-        )
+    owner = _owner_of_running(folder)
     started_s = clock.monotonic_s()
     family = _descendants(owner)
     _ask(owner)
@@ -66,6 +75,69 @@ def stop_job(folder: JobFolder, *, clock: Clock, patience_s: float = PATIENCE_S)
         clock.sleep(_LOOK_AGAIN_S)
     _write_end(folder, clock)
     return StoppedJob(how=Stop.POLITE, seconds=clock.monotonic_s() - started_s)
+
+
+def stop_trial(folder: JobFolder, trial: Trial, *, clock: Clock, patience_s: float = TRIAL_PATIENCE_S) -> StoppedTrial:
+    """Cancel one trial of a running sweep; when this returns, nothing of it runs, and the others go on.
+
+    Raises `IllegalMove` if the trial has ended, or others need all that it does; `ProcessLost` if it does not stop.
+    """
+    owner = _owner_of_running(folder)
+    name = f"{folder.spec().name}/{trial.number}"
+    ends = _TrialEnds(folder, trial.number)
+    state = ends.look()
+    if state:
+        raise IllegalMove(f"trial {name} is not running: {state}", state=state)
+    requested = folder.trials_to_cancel() | {trial.number}
+    if not nodes_to_cancel(read_trials(folder.paper(TRIALS)), requested).intersection(trial.nodes.nodes):
+        raise IllegalMove(f"trial {name} can't be cancelled alone: other trials need all that it does")
+    started_s = clock.monotonic_s()
+    folder.cancel_trial(trial.number)
+    while True:
+        is_over = is_alive(owner) is not Liveness.ALIVE
+        state = ends.look()
+        seconds = clock.monotonic_s() - started_s
+        if state or is_over:
+            return StoppedTrial(state=state or str(JobState.CANCELLED), seconds=seconds)
+        if seconds >= patience_s:
+            raise ProcessLost(
+                f"trial {name} has not stopped after {patience_s:.0f} s; the request to cancel it remains",
+                hint=f"stoker cancel {folder.spec().name} stops the whole job",
+            )
+        clock.sleep(_LOOK_AGAIN_S)
+
+
+class _TrialEnds:
+    """Looks in a job's journal for the end of one trial."""
+
+    def __init__(self, folder: JobFolder, number: int) -> None:
+        self._lines = GrowingLines(older_generation(folder.status_path), folder.status_path)
+        self._number = number
+
+    def look(self) -> str:
+        """Return the state in which the trial has ended; empty if that is not in the journal yet."""
+        for line in self._lines.fresh():
+            if b'"trial_end"' in line:
+                with suppress(ValueError):
+                    event = loads(line)
+                    if event.get("kind") == Kinds.TRIAL_END and event.get("trial") == self._number:
+                        return str(event.get("state"))
+        return ""
+
+
+def _owner_of_running(folder: JobFolder) -> ProcessIdentity:
+    """Return the process that runs a job. Raises `IllegalMove`, or `ProcessLost` if it runs on another machine."""
+    state, why = folder.state()
+    owner = folder.owner()
+    name = folder.spec().name
+    if state is not JobState.RUNNING or owner is None:
+        raise IllegalMove(f"job {name} is not running: {state}{f', {why}' if why else ''}", state=str(state))
+    if is_alive(owner) is Liveness.UNKNOWN:
+        raise ProcessLost(
+            f"job {name} runs on {owner.host}, which can't be seen from here",
+            hint=f"stoker cancel {name}, on {owner.host}",
+        )
+    return owner
 
 
 def _ask(owner: ProcessIdentity) -> None:

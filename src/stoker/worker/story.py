@@ -150,8 +150,9 @@ def _pruned(node: NodeStory, event: dict[str, Any]) -> None:
     node.message = f"needs {event.get('because', '?')}"
 
 
-def _cancelled(node: NodeStory, _event: dict[str, Any]) -> None:
+def _cancelled(node: NodeStory, event: dict[str, Any]) -> None:
     node.ending = "cancelled"
+    node.cause = event.get("cause", "")
 
 
 def _step(node: NodeStory, event: dict[str, Any]) -> None:

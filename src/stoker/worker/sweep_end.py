@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 
-from stoker.model.errors import Faults, StokerError
+from stoker.model.errors import Faults, StokerError, TrialsCancelled
 from stoker.store.local import LocalStore
 from stoker.store.results import SIDECAR, lay_out
 from stoker.worker.trials import TrialEnd
+
+_MOST_NAMED = 5
 
 
 def count_ends(ends: Sequence[TrialEnd], total: int) -> dict[str, int]:
@@ -25,8 +27,13 @@ def count_ends(ends: Sequence[TrialEnd], total: int) -> dict[str, int]:
     }
 
 
-def error_of_sweep(error: StokerError, ends: Sequence[TrialEnd], total: int) -> StokerError:
-    """Say of a stage's failure which trials it was; why a whole run was stopped stays as it is."""
+def error_of_sweep(error: StokerError | None, ends: Sequence[TrialEnd], total: int) -> StokerError | None:
+    """Return the error of a sweep: a stage's failure with its trials named, or the trials that were cancelled.
+
+    Why a whole run was stopped stays as it is.
+    """
+    if error is None:
+        return _error_of_cancelled([end for end in ends if end.state == "cancelled"], total)
     failed = [end for end in ends if end.state == "failed"]
     if "node" not in error.data or isinstance(error, Faults) or not failed:
         return error
@@ -36,6 +43,14 @@ def error_of_sweep(error: StokerError, ends: Sequence[TrialEnd], total: int) -> 
     else:
         message = f"{len(failed):,} of {total:,} trials failed, the first, {first.trial.label}: {first.message}"
     return type(error)(message, hint=error.hint, **error.data)
+
+
+def _error_of_cancelled(cancelled: Sequence[TrialEnd], total: int) -> StokerError | None:
+    if not cancelled:
+        return None
+    labels = ", ".join(end.trial.label for end in cancelled[:_MOST_NAMED]) + ", …" * (len(cancelled) > _MOST_NAMED)
+    verb = "was" if len(cancelled) == 1 else "were"
+    return TrialsCancelled(f"{len(cancelled):,} of {total:,} trials {verb} cancelled: {labels}")
 
 
 def clear_away(store: LocalStore, folder: str) -> None:

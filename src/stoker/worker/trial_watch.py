@@ -1,7 +1,8 @@
-"""Follows the trials of a running sweep: lays out each result as it comes, writes it down, and sees when all is lost.
+"""Follows the trials of a running sweep: lays out each result, writes it down, cancels trials, and gives a sweep up.
 
-It hears the journal and does its work in a thread of its own, so the run never waits for a copy. Order for each trial:
-its result has its name in the store (that is how we hear of it), then the index, then its plain folder, then the news.
+It reads the journal and does its work in a thread of its own, so the run never waits for a copy. Order for each trial:
+its result has its name in the store (that is what the journal says), then the index, then its plain folder, then the
+event. Several times a second it looks for requests to cancel single trials.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from stoker.model.events import Event, Kinds
 from stoker.model.frozen import changed
 from stoker.worker.story import Story
 from stoker.worker.sweep_policy import decide_give_up
-from stoker.worker.trials import KnownMetrics, Trial, TrialEnd, end_of, shared_nodes
+from stoker.worker.trials import KnownMetrics, Trial, TrialEnd, end_of, nodes_to_cancel, shared_nodes
 
 _GOOD = frozenset({Kinds.STAGE_END, Kinds.STAGE_SKIPPED, Kinds.STAGE_EXPANDED})
 _ENDS = _GOOD | {Kinds.STAGE_FAILED, Kinds.STAGE_PRUNED, Kinds.STAGE_CANCELLED}
 _OVER = frozenset({"completed", "failed", "cancelled"})
+_LOOK_S = 0.25
 
 Settle = Callable[[TrialEnd], str | None]
 """Writes a trial down and lays it out; gives where its result lies as plain files, if it does."""
@@ -34,12 +36,18 @@ class TrialWatch:
         *,
         settle: Settle,
         give_up: Callable[[StokerError], None],
+        cancel_nodes: Callable[[frozenset[str]], None],
+        requests: Callable[[], frozenset[int]],
         metrics: KnownMetrics,
     ) -> None:
+        """`requests` returns the numbers of the trials that somebody wants cancelled, all of them each time."""
         self._trials = trials
         self._metrics = metrics
         self._settle = settle
         self._give_up = give_up
+        self._cancel_nodes = cancel_nodes
+        self._requests = requests
+        self._requested: frozenset[int] = frozenset()
         self._story = Story()
         self._shared = shared_nodes(trials)
         self._of_node: dict[str, list[Trial]] = {}
@@ -89,7 +97,14 @@ class TrialWatch:
         self._thread.join()
 
     def _work(self) -> None:
-        while (end := self._queue.get()) is not None:
+        while True:
+            self._take_requests()
+            try:
+                end = self._queue.get(timeout=_LOOK_S)
+            except queue.Empty:
+                continue
+            if end is None:
+                return
             out: str | None = None
             try:
                 end = self._metrics.added_to(end)
@@ -102,6 +117,13 @@ class TrialWatch:
             if lost is not None:
                 hint = "mend it, then give the same line again; --keep-going runs them all whatever happens"
                 self._give_up(SweepGivenUp(lost.why, hint=hint))
+
+    def _take_requests(self) -> None:
+        """Stop the trials that were newly requested to be cancelled, but not what others of the sweep need."""
+        requested = self._requests()
+        if requested != self._requested:
+            self._requested = requested
+            self._cancel_nodes(nodes_to_cancel(self._trials, requested))
 
     def _tell(self, end: TrialEnd) -> None:
         try:

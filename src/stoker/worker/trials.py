@@ -6,7 +6,7 @@ killed, knows what was wanted. How each ended is read from the journal.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stoker.model.digests import Digest
@@ -227,7 +227,23 @@ def shared_nodes(trials: Iterable[Trial]) -> frozenset[str]:
 
 
 def _unfinished(own: list[NodeStory]) -> str:
-    """Say how a trial stands that neither has its result nor failed: what never began is still pending."""
-    if not any(node.attempts for node in own):
+    """Return the state of a trial that neither has its result nor failed.
+
+    What never began is pending, also after the whole run was cancelled; a trial that was cancelled by itself is
+    cancelled. While one of its nodes still runs, so does the trial.
+    """
+    if any(node.ending == "running" for node in own):
+        return "running"
+    cancelled = [node for node in own if node.ending == "cancelled"]
+    if not any(node.attempts for node in own) and not any(node.cause for node in cancelled):
         return "pending"
-    return "cancelled" if any(node.ending == "cancelled" for node in own) else "running"
+    return "cancelled" if cancelled else "running"
+
+
+def nodes_to_cancel(trials: Sequence[Trial], numbers: Collection[int]) -> frozenset[str]:
+    """Return the nodes that only these trials need: those that stop if the trials are cancelled."""
+    unwanted: set[str] = set()
+    needed: set[str] = set()
+    for trial in trials:
+        (unwanted if trial.number in numbers else needed).update(trial.nodes.nodes)
+    return frozenset(unwanted - needed)

@@ -9,14 +9,18 @@ from stoker.faces.cli.fleet.naming import FleetJob, meant
 from stoker.faces.cli.fleet.reaching import AT
 from stoker.faces.cli.grammar import Grammar, Option, Positional
 from stoker.faces.view.times import span
-from stoker.worker.stopping import Stop, stop_job
+from stoker.model.lifecycle import JobState
+from stoker.worker.job_folder import JobFolder
+from stoker.worker.stopping import Stop, stop_job, stop_trial
+from stoker.worker.trials import TRIALS, read_trials, trial_numbered
 
 GRAMMAR = Grammar(
     "cancel",
     about=(
         "Stop a running job: its process is asked to end and given time to clean up; if it does not, it is killed with "
-        "everything it started. Finished stages stay known, so running the job again continues it. Of the fleet, the "
-        "wish is written down first and holds whatever happens; of a sweep all points are meant."
+        "everything it started. Finished stages stay known, so running the job again continues it. NAME/3 stops the "
+        "third trial of a sweep or an adapters file, and the others go on; NAME alone stops them all. Of the fleet, "
+        "the request is written down first and holds whatever happens."
     ),
     positionals=(Positional("NAME", help="a job's name, `name/3`, `last`, or the beginning of an id"),),
     options=(Option("--no-wait", help="of the fleet: do not wait until it has stopped"), AT),
@@ -32,6 +36,9 @@ def perform(call: Call, given: dict[str, Any]) -> int:
 
         return cancel_fleet_job(call, folder, waits=not given["no_wait"])
     name = folder.spec().name
+    point = given["name"].partition("/")[2]
+    if point:
+        return _cancel_trial(call, folder, point)
     if not call.flags.json and folder.may_be_running():
         call.out.note(f"stopping {name}…")
     stopped = stop_job(folder, clock=call.parts.clock)
@@ -42,3 +49,20 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     }[stopped.how]
     call.out.line(f"cancelled {name}: {told} ({span(stopped.seconds)})")
     return 0
+
+
+def _cancel_trial(call: Call, folder: JobFolder, point: str) -> int:
+    """Stop one trial of a sweep that runs here; exit 1 if it ended otherwise before."""
+    name = folder.spec().name
+    trial = trial_numbered(read_trials(folder.paper(TRIALS)), point, name)
+    title = f"{name}/{trial.number}  {trial.label}"
+    if not call.flags.json and folder.may_be_running():
+        call.out.note(f"stopping {title}…")
+    stopped = stop_trial(folder, trial, clock=call.parts.clock)
+    fields = {"name": f"{name}/{trial.number}", "label": trial.label, "attempt": folder.attempt}
+    call.out.object({**fields, "state": stopped.state, "seconds": stopped.seconds})
+    if stopped.state == JobState.CANCELLED:
+        call.out.line(f"cancelled {title} ({span(stopped.seconds)}); the other trials go on")
+        return 0
+    call.out.line(f"{title} had {stopped.state} before it could be cancelled")
+    return 1

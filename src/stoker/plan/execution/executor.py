@@ -8,7 +8,7 @@ Sequential is the same loop with one place.
 from __future__ import annotations
 
 import queue
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from stoker.model.artifacts import ArtifactRef
 from stoker.model.errors import BadInput, OutOfMemory, PlanDeadline, StageFailed, StokerError
@@ -25,7 +25,7 @@ from stoker.plan.execution.news import News
 from stoker.plan.execution.progress import Progress
 from stoker.plan.execution.queueing import Waiting
 from stoker.plan.execution.reading import Readers, quickly
-from stoker.plan.execution.schedule import Schedule, State
+from stoker.plan.execution.schedule import ENDED, Schedule, State
 from stoker.plan.graph import Node, Plan
 from stoker.plan.outcome import Ending, NodeResult, RunResult
 from stoker.plan.resolve import Execute, Resolver, Use
@@ -89,6 +89,11 @@ class Executor:
         self._failures = 0
         self._error: StokerError | None = None
         self._cancel: StokerError | None = None
+        self._cancelled_nodes: frozenset[str] = frozenset()
+        """Nodes to be cancelled while the others go on; only `cancel_nodes` adds to it."""
+        self._ending: list[str] = []
+        """Those of them that have not ended, as of the last look."""
+        self._looked_for: frozenset[str] = frozenset()
         self._is_stopping = False
         self._has_more_to_do = False
         self._wanted = frozenset({plan.final, *plan.keep})
@@ -97,6 +102,11 @@ class Executor:
     def cancel(self, error: StokerError) -> None:
         """Ask the run to stop for this reason. May be called from a signal handler or another thread."""
         self._cancel = self._cancel or error
+        self._attempts.wake()
+
+    def cancel_nodes(self, names: Iterable[str]) -> None:
+        """Ask the run to stop these nodes, and to go on with those that do not need them. From one thread at a time."""
+        self._cancelled_nodes = self._cancelled_nodes.union(names)
         self._attempts.wake()
 
     def run(self) -> RunResult:
@@ -154,7 +164,7 @@ class Executor:
             name = self._schedule.next_ready()
             if name is None:
                 break
-            if self._is_stopping:
+            if self._is_stopping or self._is_cancelled(name):
                 self._end_cancelled(name)
                 continue
             try:
@@ -336,7 +346,7 @@ class Executor:
         name, node = running.name, running.node
         failed = as_stopped(running, failed)
         cause = failed.cause
-        if cause is Cause.CANCELLED and self._is_stopping:
+        if cause is Cause.CANCELLED and (self._is_stopping or self._is_cancelled(name)):
             self._end_cancelled(name)
             return
         if report.is_outdated:
@@ -384,11 +394,31 @@ class Executor:
         result = NodeResult(ending=Ending.FAILED, cause=cause, message=str(error), hint=error.hint)
         self._fail(name, result, error_code=error.code)
 
+    def _is_cancelled(self, name: str) -> bool:
+        """Return True if this node, or the fan-out it is an instance of, was cancelled by itself."""
+        return name.partition("[")[0] in self._cancelled_nodes
+
+    def _cancel_nodes(self) -> None:
+        """Stop what runs of the nodes that were cancelled by themselves, and end what does not run."""
+        if self._looked_for is not self._cancelled_nodes:
+            self._looked_for = self._cancelled_nodes
+            self._ending = [name for name in self._progress.nodes if self._is_cancelled(name)]
+        self._ending = [name for name in self._ending if self._schedule.state(name) not in ENDED]
+        if not self._ending:
+            return
+        for waiting in self._launchpad.room.drop(set(self._ending)):
+            self._land(waiting.execute)
+        self._in_flight.ask(self._ending)
+        for name in self._ending:
+            # One may have ended with another that it needs; what runs ends with its report.
+            if name not in self._in_flight and self._schedule.state(name) not in (State.RUNNING, *ENDED):
+                self._end_cancelled(name)
+
     def _end_cancelled(self, name: str) -> None:
         for ended in (name, *self._schedule.end(name, State.CANCELLED)):
             self._progress.results[ended] = NodeResult(ending=Ending.CANCELLED)
             self._asides.forget(ended)
-            self._news.cancelled(ended, self._progress.nodes[ended])
+            self._news.cancelled(ended, self._progress.nodes[ended], is_alone=self._is_cancelled(ended))
 
     def _prune_below(self, name: str, state: State) -> None:
         below = self._schedule.end(name, state)
@@ -435,6 +465,8 @@ class Executor:
         elif deadline_s is not None and now_s >= deadline_s:
             limit = format_duration(self._options.deadline_s or 0.0)
             self._stop_for(PlanDeadline(f"the plan ran past its limit of {limit}"))
+        if self._cancelled_nodes:
+            self._cancel_nodes()
         for name in self._asides.due(now_s):
             self._schedule.unpark(name)
         for name, read in self._readers.ended():

@@ -6,6 +6,7 @@ in our own process can't be killed: it is left behind, and whatever it answers i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 
 from stoker.model.clock import Clock
@@ -30,6 +31,9 @@ class InFlight:
         """How many run at once; a company is one, however many members it has."""
         alone = sum(1 for running in self._running.values() if not running.company)
         return alone + len(self.companies)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._running
 
     @property
     def companies(self) -> frozenset[str]:
@@ -66,6 +70,12 @@ class InFlight:
         """Ask everybody to stop: the run is."""
         for running in self._running.values():
             self._ask(running, Cause.CANCELLED)
+
+    def ask(self, names: Iterable[str]) -> None:
+        """Ask the attempts of these nodes to stop, those that run."""
+        for name in names:
+            if name in self._running:
+                self._ask(self._running[name], Cause.CANCELLED)
 
     def watch(self) -> list[Running]:
         """Ask those past their limit, kill those past their grace; give, and let go of, those that can't be killed."""

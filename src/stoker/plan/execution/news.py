@@ -113,8 +113,10 @@ class News:
             {"node": name, "attempt": attempt, "cause": str(cause), "message": message, "delay_s": delay_s},
         )
 
-    def cancelled(self, name: str, node: Node) -> None:
-        self._add(Kinds.STAGE_CANCELLED, {"node": name, "stage": node.stage.name})
+    def cancelled(self, name: str, node: Node, *, is_alone: bool) -> None:
+        """`is_alone`: it was cancelled while the run goes on."""
+        alone = {"cause": str(Cause.CANCELLED)} if is_alone else {}
+        self._add(Kinds.STAGE_CANCELLED, {"node": name, "stage": node.stage.name, **alone})
 
     def pruned(self, name: str, node: Node, because: str) -> None:
         self._add(Kinds.STAGE_PRUNED, {"node": name, "stage": node.stage.name, "because": because})

@@ -8,7 +8,7 @@ from stoker.faces.cli.call import Call
 from stoker.faces.cli.fleet.many import FirstLines
 from stoker.faces.cli.fleet.naming import FleetJob
 from stoker.faces.view.times import span
-from stoker.model.errors import IllegalMove
+from stoker.model.errors import IllegalMove, NotFound
 from stoker.model.lifecycle import JobState
 from stoker.worker.submitting.person import who_asks
 
@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
 
 def cancel_fleet_job(call: Call, job: FleetJob, *, waits: bool) -> int:
-    """Cancel a job of the fleet, or every point of a sweep that has not ended."""
+    """Cancel a job of the fleet: one point of a sweep, or every point that has not ended."""
     out, clock = call.out, call.parts.clock
-    points = job.points()
+    points = [point for point in job.points() if not job.stage or point.label == job.stage]
+    if not points:
+        raise NotFound(f"job {job.ref} has no trial {job.stage!r}", hint=f"stoker jobs show {job.ref} lists them")
     live = [point for point in points if not JobState(point.state).is_terminal]
     if not live:
         state = points[0].state if len(points) == 1 else "all its points have ended"
@@ -29,7 +31,7 @@ def cancel_fleet_job(call: Call, job: FleetJob, *, waits: bool) -> int:
     running = [point for point in live if point.state != JobState.PENDING]
     if waits and running:
         names = running[0].name if len(running) == 1 else f"{len(running)} jobs"
-        out.note(f"stopping {names}; Ctrl-C stops waiting, the wish stands")
+        out.note(f"stopping {names}; Ctrl-C stops waiting, the cancel request remains")
     lines = FirstLines(call)
     if not waits:
         for point in live:
