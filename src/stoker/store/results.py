@@ -4,6 +4,9 @@ What we put there we list in a hidden sidecar (`.stoker.json`), before and after
 its own files, also those of a run that was killed half-way. A file that somebody edited meanwhile is kept beside the
 new one, with `~` after its name; so is whatever else stands in the way. Nothing else is touched, nothing is written or
 removed through a symlink that lies in the folder, and a file that is as it should be stays as it is.
+
+A folder holds one result, or the folders of a sweep's trials, never both: `set_aside` renames the whole folder of the
+other shape to `NAME~`.
 """
 
 from __future__ import annotations
@@ -70,6 +73,21 @@ def lay_out(store: LocalStore, parts: list[Part], folder: str) -> LaidOut:
                 sync_dir(os.path.join(folder, below))
         desk.settle([{"folder": part.folder or ".", **part.sidecar} for part in parts])
     return LaidOut(folder=folder, files=tuple(sorted(wanted)), kept_edits=tuple(sorted(desk.kept)))
+
+
+def set_aside(folder: str, *, for_trials: bool) -> str:
+    """Rename a folder with results of the other shape; return its new path, empty if there was nothing to rename.
+
+    `for_trials`: trials of a sweep are to be laid out below it, so one result at its top is of the other shape; else
+    folders of trials are.
+    """
+    sidecar = os.path.join(folder, SIDECAR)
+    if for_trials:
+        is_other = is_sidecar(sidecar)
+    else:
+        claims = _read_claims(_read(sidecar))
+        is_other = any(f"{name}/{SIDECAR}" not in claims for name in _trial_folders(folder))
+    return _rename_aside(folder) if is_other else ""
 
 
 def is_sidecar(path: str) -> bool:
@@ -198,13 +216,9 @@ class _Desk:
             return ""
 
     def _put_aside(self, path: str) -> None:
-        number = 1
-        while os.path.lexists(os.path.join(self._folder, kept := f"{path}~{number if number > 1 else ''}")):
-            number += 1
-        # Two that lay out at once may want the same out of the way.
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(os.path.join(self._folder, path), os.path.join(self._folder, kept))
-            self.kept.append(kept)
+        kept = _rename_aside(os.path.join(self._folder, path))
+        if kept:
+            self.kept.append(os.path.relpath(kept, self._folder))
 
     def _write(self, body: dict[str, Any]) -> None:
         text = (dumps(body, indent=1) + "\n").encode()
@@ -214,6 +228,27 @@ class _Desk:
                 self._put_aside(SIDECAR)
             write_file(self._sidecar, text)
             self._text = text
+
+
+def _rename_aside(path: str) -> str:
+    """Put `~` after a name, or `~2` and so on; return the new path, empty if there is nothing of that name."""
+    number = 1
+    while os.path.lexists(kept := f"{path}~{number if number > 1 else ''}"):
+        number += 1
+    # Two that lay out at once may want the same out of the way.
+    with translated(path), contextlib.suppress(FileNotFoundError):
+        os.rename(path, kept)
+        return kept
+    return ""
+
+
+def _trial_folders(folder: str) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+    return [name for name in names if is_sidecar(os.path.join(folder, name, SIDECAR))]
 
 
 def _wanted(parts: list[Part]) -> dict[str, tuple[Record, TreeEntry]]:

@@ -32,7 +32,7 @@ from stoker.plan.run_folders import RunFolders
 from stoker.plan.run_options import RunOptions
 from stoker.plan.status import StatusWriter
 from stoker.store.local import LocalStore
-from stoker.store.results import LaidOut, Part, lay_out, point_last_at
+from stoker.store.results import LaidOut, Part, lay_out, point_last_at, set_aside
 from stoker.worker.best_link import settle_best
 from stoker.worker.giving import parts_of_trial
 from stoker.worker.job_folder import JobEnd, JobFolder, JobSpec
@@ -112,7 +112,7 @@ class Execution:
     _cancelled: StokerError | None = None
     _cancelled_nodes: frozenset[str] = frozenset()
     _guard: threading.Lock = field(default_factory=threading.Lock)
-    _is_cleared: bool = False
+    _emit: Callable[[Event], None] | None = None
     _codes: dict[str, str] = field(default_factory=dict)
     """The program's code when each trial's own stage began."""
 
@@ -133,6 +133,7 @@ class Execution:
         result: RunResult | None = None
         laid_out: LaidOut | None = None
         error: StokerError | None = None
+        self._emit = status.emit
         with closing(status):
             for one in followers:
                 one.begin(status.emit)
@@ -225,10 +226,7 @@ class Execution:
         if not is_good:
             clear_away(self.tools.store, folder)
             return None
-        if not self._is_cleared:
-            # A job of this name without a sweep may have left its one result there.
-            clear_away(self.tools.store, self.out)
-            self._is_cleared = True
+        self._set_aside(for_trials=True)
         parts = parts_of_trial(self.tools.store, end, below="", recipe=self.spec.recipe)
         laid_out = lay_out(self.tools.store, parts, folder)
         point_last_at(os.path.dirname(self.out), os.path.basename(self.out))
@@ -261,9 +259,18 @@ class Execution:
         parts = result_parts(self.plan, result) if self.out is not None else []
         if not parts or self.out is None:
             return None
+        self._set_aside(for_trials=False)
         laid_out = lay_out(self.tools.store, parts, self.out)
         point_last_at(os.path.dirname(self.out), os.path.basename(self.out))
         return laid_out
+
+    def _set_aside(self, *, for_trials: bool) -> None:
+        """Keep results of the other shape, a sweep's or a single run's, out of the folder; the journal says where."""
+        older = set_aside(self.out, for_trials=for_trials) if self.out is not None else ""
+        if older and self._emit is not None:
+            shape = "a single run" if for_trials else "a sweep"
+            message = f"{self.out} held the results of {shape}: they are kept in {older}"
+            self._emit(Event(Kinds.WARNING, {"message": message}))
 
     def _end(
         self,

@@ -18,7 +18,7 @@ from stoker.worker.execution import JobResult
 from stoker.worker.job_folder import JobFolder
 from tests.unit.plan.lab import lines_of
 from tests.unit.worker.conftest import Office
-from tests.unit.worker.sweeping import Sweeps, counts, states
+from tests.unit.worker.sweeping import Sweeps, counts, renamed, states
 
 
 @pytest.fixture
@@ -108,24 +108,46 @@ def test_a_trial_that_fails_takes_away_what_an_older_one_left_but_not_what_someb
     assert os.listdir(sweeps.out(first, "n=2")) == ["mine.txt"]
 
 
-@pytest.mark.parametrize("values", ["n=3,4", "n=3"], ids=["a sweep that failed", "a single run"])
-def test_no_link_to_the_best_of_an_older_sweep_is_left(sweeps: Sweeps, values: str) -> None:
+def test_no_link_to_the_best_of_an_older_sweep_is_left(sweeps: Sweeps) -> None:
     best = sweeps.out(sweeps.run_line("n=1,2"), "best")
     best.symlink_to("n=1")
-    (sweeps.folder / "bad").write_text("4\n3\n" if "," in values else "")
-    job = sweeps.run_line(values)
-    assert (sweeps.out(job, "best"), job.error is None) == (best, values == "n=3")
+    (sweeps.folder / "bad").write_text("4\n3\n")
+    job = sweeps.run_line("n=3,4")
+    assert (sweeps.out(job, "best"), job.error is None) == (best, False)
     assert not best.is_symlink()
     assert best.with_name("n=1").is_dir()
 
 
-def test_what_a_job_without_a_sweep_left_is_not_mistaken_for_a_sweeps(sweeps: Sweeps) -> None:
-    alone = sweeps.run_line("n=1")
-    top = sweeps.out(alone, "made")
-    top.with_name("mine.txt").write_text("a note")
-    assert top.exists()
-    sweeps.run_line("n=1,2")
-    assert sorted(os.listdir(top.parent)) == ["mine.txt", "n=1", "n=2"]
+def test_a_sweep_keeps_the_results_of_a_single_run_of_its_name_in_another_folder(sweeps: Sweeps) -> None:
+    top = sweeps.out(sweeps.run_line("n=1"), "made").parent
+    (top / "mine.txt").write_text("a note")
+    job = sweeps.run_line("n=1,2")
+    assert sorted(os.listdir(top)) == ["n=1", "n=2"]
+    older = top.with_name(f"{top.name}~")
+    assert sorted(os.listdir(older)) == [".stoker.json", "made", "mine.txt"]
+    (warning,) = told(job.folder, "warning")
+    assert warning["message"] == f"{top} held the results of a single run: they are kept in {older}"
+    assert os.readlink(top.with_name("last")) == top.name
+
+
+def test_a_single_run_keeps_the_results_of_a_sweep_of_its_name_in_another_folder(sweeps: Sweeps) -> None:
+    top = sweeps.out(sweeps.run_line("n=1,2"), "").resolve()
+    sweeps.run_line("n=1")
+    job = sweeps.run_line("n=3,4")
+    assert sorted(os.listdir(top)) == ["n=3", "n=4"]
+    assert sorted(os.listdir(f"{top}~")) == ["n=1", "n=2"]
+    assert sorted(os.listdir(f"{top}~2")) == [".stoker.json", "made"]
+    assert job.error is None
+
+
+def test_a_widened_sweep_and_the_same_single_run_use_their_folder_again(sweeps: Sweeps) -> None:
+    top = sweeps.out(sweeps.run_line("n=1,2"), "").resolve()
+    sweeps.run_line("n=1,2,3")
+    assert sorted(os.listdir(top)) == ["n=1", "n=2", "n=3"]
+    single = sweeps.run(renamed(sweeps.order("n=1"), "one"))
+    sweeps.run(renamed(sweeps.order("n=1"), "one"))
+    assert sorted(os.listdir(top.parent)) == ["last", "one", top.name]
+    assert not told(single.folder, "warning")
 
 
 def test_a_sweep_in_which_all_fails_alike_is_given_up(sweeps: Sweeps) -> None:
