@@ -100,7 +100,7 @@ class Lab:
             wanted,
             landing or Landing(folder=str(self.folder), name=NAME),
             tools=tools,
-            patience=patience or Patience(),
+            patience=patience or Patience(attempts=3),
             stop=self.stop,
             **options,
         )
@@ -124,8 +124,8 @@ class Lab:
         return self.path.read_bytes() if self.path.exists() else None
 
     def leftovers(self) -> list[str]:
-        """What lies beside the file and is not the file or its lock."""
-        return sorted(path.name for path in self.folder.iterdir() if path.name not in (NAME, f"{NAME}.lock"))
+        """What lies beside the file."""
+        return sorted(path.name for path in self.folder.iterdir() if path.name != NAME)
 
     def reasons(self) -> list[str]:
         """Why something was tried again, as it was told."""

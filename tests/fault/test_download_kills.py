@@ -56,7 +56,7 @@ def kill_at_every(step: int, folder: Path, *, with_digest: bool, is_direct: bool
         assert downloads.run(wanted, **order) == 0
         assert [asked.first_byte for asked in server.gets()] == [had]
         assert downloads.path.read_bytes() == WHOLE.data
-        assert sorted(path.name for path in downloads.folder.iterdir()) == ["model.bin", "model.bin.lock"]
+        assert sorted(path.name for path in downloads.folder.iterdir()) == ["model.bin"]
 
 
 WAYS = pytest.mark.parametrize(
@@ -137,4 +137,4 @@ def is_explained(name: str) -> bool:
 
     The record of a partial file that has its final name already is removed by the next run that has to write.
     """
-    return name in ("model.bin", "model.bin.lock", "model.bin.part.json") or name.startswith(".stoker-tmp-")
+    return name in ("model.bin", "model.bin.part.json") or name.startswith(".stoker-tmp-")

@@ -59,7 +59,7 @@ def test_f68_a_second_writer_who_waits_long_enough_finds_the_file_there(memory, 
         assert first.end() == 0
         assert second.end() == 0
         assert first.path.read_bytes() == BIG.data
-        assert sorted(path.name for path in first.folder.iterdir()) == [NAME, f"{NAME}.lock"]
+        assert sorted(path.name for path in first.folder.iterdir()) == [NAME]
         assert [asked.first_byte for asked in server.gets()] == [1 << 20]
 
 
@@ -113,7 +113,7 @@ def test_f69_the_lock_of_a_killed_holder_is_nobodys(memory, flock):
         assert second.run(BIG, flock=flock, patience=BRIEFLY) == 0
         assert second.path.read_bytes() == BIG.data
         assert [asked.first_byte for asked in server.gets()] == [1 << 20]
-        assert sorted(path.name for path in first.folder.iterdir()) == [NAME, f"{NAME}.lock"]
+        assert sorted(path.name for path in first.folder.iterdir()) == [NAME]
 
 
 @pytest.mark.parametrize("flock", FLOCKS)

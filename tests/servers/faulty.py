@@ -245,12 +245,13 @@ class FaultyServer:
         habit: Habit = well,
         *,
         host: str = "127.0.0.1",
+        port: int = 0,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.socket(family, socket.SOCK_STREAM)
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._listener.bind((host, 0))
+        self._listener.bind((host, port))
         self._listener.listen(128)
         self._tls = tls
         self._lock = threading.Lock()

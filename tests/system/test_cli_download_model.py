@@ -38,7 +38,7 @@ def test_the_defaults_are_those_that_were_documented(shell: Shell, hub: FakeHub)
     assert (shell.folder / FOLDER / FILE).read_bytes() == MODEL
     assert done.out.splitlines()[-1] == str(shell.folder / FOLDER / FILE)
     # The first tokenizer that there is; appended names, so that two files never share one.
-    beside = {f"{name}{end}" for name in (FILE, "tokenizer.model") for end in ("", ".lock", ".etag")}
+    beside = {f"{name}{end}" for name in (FILE, "tokenizer.model") for end in ("", ".etag")}
     assert tree(shell.folder / FOLDER) == beside
     hub.asked.clear()
     assert shell.stoker("download-model").out.count("was there") == 2

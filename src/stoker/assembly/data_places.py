@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from stoker.store.records import Record
 
 _LONGEST_WAIT_S = 30.0
+_ATTEMPTS = 3
+"""A submit, and a worker that prepares, wait in their own way, where it is seen (`worker.preparing.bringing`)."""
 
 
 class _House(Protocol):
@@ -69,7 +71,7 @@ def open_hub(house: _House, transport: Transport, stop: Stop, heed: Callable[[in
         jitter=random.SystemRandom().random,
         say=counting(heed),
     )
-    return Hub(house.hub_settings(""), tools=tools, patience=Patience(), stop=stop, memo=house.memo)
+    return Hub(house.hub_settings(""), tools=tools, patience=Patience(attempts=_ATTEMPTS), stop=stop, memo=house.memo)
 
 
 def _find_repository(house: _House, text: str) -> FoundRepository:

@@ -1,8 +1,10 @@
 """Locks between processes: a file of their own, an advisory lock on it, the owner written inside.
 
 Never the file that is being protected: that one is replaced by rename, and two processes could then each hold a lock
-on a different inode. The lock file is made once and never deleted, for the same reason. The operating system releases
-the lock when its owner dies, however it dies; a forked child never holds, keeps or releases its parent's lock.
+on a different inode. For the same reason only the holder may delete the lock file (`removes_file`), and whoever gets a
+lock checks that its file still has the name: else it was deleted meanwhile, and the next file of that name is tried.
+What other programs lock, too, is never deleted: they may not check. The operating system releases the lock when its
+owner dies, however it dies; a forked child never holds, keeps or releases its parent's lock.
 The text inside only serves messages: whether the lock is held, the operating system alone decides. A link, a pipe or
 a device where the lock file should be is refused, never followed or waited for; so is a file with a content that is
 not of a lock: it is somebody's, and must not be emptied.
@@ -34,6 +36,7 @@ _PAUSES_S = (0.005, 0.1)
 _FIRST_WORDS = b'{"identity":'
 _LONGEST_BYTES = 65536
 _LONGEST_PURPOSE = 500
+_RENAMED = -1
 _PLAINLY = os.O_NOFOLLOW | os.O_NONBLOCK
 
 
@@ -54,6 +57,7 @@ class Lock:
     Threads that compete use a `Lock` each. With `dir_fd` its file is the last part of `path` in that open folder.
     A new file gets `mode`, limited by the umask. While it waits it pauses, first and at most as `pauses_s` says.
     `is_ours` says that a file of that name is a lock whatever stands in it: where others may write, they do.
+    `removes_file`: release deletes the file; for a lock in a folder that a person looks into.
     """
 
     def __init__(  # noqa: PLR0913 - a file, and how it is waited for
@@ -67,12 +71,14 @@ class Lock:
         mode: int = 0o644,
         pauses_s: tuple[float, float] = _PAUSES_S,
         is_ours: bool = False,
+        removes_file: bool = False,
     ) -> None:
         self.path = os.fspath(path)
         self.purpose = purpose
         self._mode = mode
         self._pauses_s = pauses_s
         self._is_ours = is_ours
+        self._removes_file = removes_file
         self._wait_s = wait_s
         self._clock: Clock = clock or SystemClock()
         self._name = self.path if dir_fd is None else os.path.basename(self.path)
@@ -112,6 +118,11 @@ class Lock:
             # must not keep the lock held, nor spoil what was done under it.
             with suppress(OSError):
                 os.ftruncate(fd, 0)
+            if self._removes_file:
+                # While it is held, so that nobody else can hold the file that loses its name here.
+                with suppress(OSError):
+                    if _is_still_named(fd, self._name, self._dir_fd):
+                        os.unlink(self._name, dir_fd=self._dir_fd)
             # Unlocked aloud, because closing leaves the lock to any other process that shares the open file.
             fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
@@ -126,6 +137,13 @@ class Lock:
         self.release()
 
     def _try(self, clock: Clock) -> int | None:
+        while True:
+            fd = self._open_and_lock(clock)
+            if fd != _RENAMED:
+                return fd
+
+    def _open_and_lock(self, clock: Clock) -> int | None:
+        """Return the descriptor of the lock; `None` if it is held; `_RENAMED` if its file lost its name meanwhile."""
         with translated(self.path):
             fd = self._open()
             try:
@@ -139,12 +157,13 @@ class Lock:
                     self._sign(fd, clock)
                     return fd
             except BlockingIOError:
-                pass
+                os.close(fd)
+                return None
             except BaseException:
                 os.close(fd)
                 raise
             os.close(fd)
-            return None
+            return _RENAMED
 
     def _see_owner(self, clock: Clock, *, is_over: bool) -> None:
         """Raise `LockHeld` if the time is over, or if waiting is for ourselves."""

@@ -79,6 +79,8 @@ class GiveUp:
     """Leave it failed."""
 
     why: str
+    is_timeout: bool = False
+    """Whether the time for it is over, and not the number of attempts."""
 
 
 def pause_s(failures: int, chance: float, *, first_s: float, longest_s: float) -> float:

@@ -136,17 +136,19 @@ def test_threads_of_one_process_exclude_each_other(tmp_path):
     assert most == 1
 
 
-def test_processes_exclude_each_other(tmp_path):
+@pytest.mark.parametrize("removes_file", [False, True])
+def test_processes_exclude_each_other(tmp_path, removes_file):
     path, counter = tmp_path / "lock", tmp_path / "counter"
     counter.write_text("0")
 
     def count() -> None:
         for _ in range(25):
-            with Lock(path, "count"):
+            with Lock(path, "count", removes_file=removes_file):
                 counter.write_text(str(int(counter.read_text()) + 1))
 
     assert [code_of(pid) for pid in [fork(count) for _ in range(6)]] == [0] * 6
     assert counter.read_text() == "150"
+    assert path.exists() is not removes_file
 
 
 def test_a_forked_child_does_not_release_the_lock_of_its_parent(tmp_path):
@@ -290,3 +292,27 @@ def test_the_lock_file_of_a_killed_owner_is_taken_over_however_much_of_it_was_wr
             owner = read_owner(path)
             assert owner is not None
             assert owner.purpose == "two"
+
+
+def test_a_waiter_on_a_lock_file_that_its_holder_deletes_takes_the_next_file(tmp_path):
+    path = tmp_path / "lock"
+    with signal_pipe() as (say, await_it):
+
+        def wait() -> None:
+            say()
+            with Lock(path, "second", removes_file=True):
+                assert _outcome_of_trying(path) == 16
+
+        with Lock(path, "first", removes_file=True):
+            pid = fork(wait)
+            await_it()
+        assert code_of(pid) == 0
+    assert not path.exists()
+
+
+def test_a_lock_file_that_was_replaced_while_it_was_held_is_not_deleted(tmp_path):
+    path = tmp_path / "lock"
+    with Lock(path, "mine", removes_file=True):
+        path.unlink()
+        path.write_bytes(b"")
+    assert path.exists()

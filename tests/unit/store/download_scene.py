@@ -81,8 +81,8 @@ class Scene:
         return self.path.with_name(self.path.name + suffix)
 
     def names(self) -> list[str]:
-        """What lies in the folder besides the lock."""
-        return sorted(path.name for path in self.path.parent.iterdir() if path.suffix != ".lock")
+        """What lies in the folder."""
+        return sorted(path.name for path in self.path.parent.iterdir())
 
     def fetch(self, wanted: Wanted | None = None, *, patience: Patience | None = None, **wishes: bool) -> Fetched:
         tools = Tools(
@@ -99,7 +99,7 @@ class Scene:
             wanted or self.exact(),
             self.landing,
             tools=tools,
-            patience=patience or Patience(),
+            patience=patience or Patience(attempts=3),
             stop=self.stop,
             **wishes,
         )

@@ -51,7 +51,7 @@ def client_of(endpoint: str, folder: Path) -> Iterator[Hub]:
     tools = Tools(transport=transport, clock=SystemClock(), free_bytes=free_bytes, jitter=lambda: 0.0)
     settings = HubSettings(endpoint=endpoint, cache=str(folder / "hub"))
     try:
-        yield Hub(settings, tools=tools, patience=Patience(), stop=Stop(), memo=memo)
+        yield Hub(settings, tools=tools, patience=Patience(attempts=3), stop=Stop(), memo=memo)
     finally:
         transport.close()
         memo.close()
@@ -87,7 +87,9 @@ class Scene:
             say=self.news.append,
         )
         plain = HubSettings(endpoint=self.fake.endpoint, cache=str(self.cache))
-        return Hub(changed(plain, **settings), tools=tools, patience=Patience(), stop=self.stop, memo=self.memo)
+        return Hub(
+            changed(plain, **settings), tools=tools, patience=Patience(attempts=3), stop=self.stop, memo=self.memo
+        )
 
     def fetch(
         self, hub: Hub | None = None, *, files: tuple[RepoFile, ...] | None = None, rev: str = "main", **order: object

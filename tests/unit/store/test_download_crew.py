@@ -64,3 +64,9 @@ def test_a_bug_in_a_thread_is_raised_where_it_can_be_seen() -> None:
 
     with pytest.raises(ZeroDivisionError):
         Crew(NAMES, work, labels=lambda name: [name], ends_all=()).work(3)
+
+
+def test_a_server_that_was_waited_for_once_is_not_waited_for_again() -> None:
+    tried = Tried(NetworkFailed("gone", timed_out=True))
+    assert len(tried.by(1)) == 50
+    assert len(tried.names) == 1

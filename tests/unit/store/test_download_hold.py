@@ -12,7 +12,7 @@ from stoker.host.lockfile import Lock
 from stoker.model.clock import FakeClock
 from stoker.model.errors import Cancelled, LocalFile, LockHeld
 from stoker.model.frozen import changed
-from stoker.store.download.hold import WATCH_S, Hold
+from stoker.store.download.hold import WATCH_S, Hold, sweep_lock
 from stoker.store.download.sidecar import Sidecar, dump_sidecar
 from stoker.store.download.stop import Stop
 from stoker.store.download.telling import Teller
@@ -71,7 +71,7 @@ def test_a_free_lock_is_taken_and_given_back(scene):
             pass
     with scene.take():
         pass
-    assert scene.folder.names() == ["f.lock"]
+    assert scene.folder.names() == []
 
 
 def test_a_held_lock_is_waited_for_and_said_to_be(scene):
@@ -153,7 +153,7 @@ def test_without_locks_the_partial_file_is_claimed_and_given_back(scene, no_lock
         assert scene.folder.look("f.part") is None
         assert scene.folder.read_file(hold.names[0], 100) == b"bytes"
         assert scene.folder.read_file(hold.names[1], 1000) is not None
-    assert sorted(scene.folder.names()) == ["f.lock", "f.part", "f.part.json"]
+    assert sorted(scene.folder.names()) == ["f.part", "f.part.json"]
 
 
 def test_without_locks_a_living_claim_is_left_alone(scene, no_locks):
@@ -188,4 +188,20 @@ def test_without_locks_a_claim_of_another_host_is_neither_waited_for_nor_taken(s
 def test_without_locks_nothing_is_left_where_nothing_was_written(scene, no_locks):
     with scene.take():
         pass
+    assert scene.folder.names() == []
+
+
+def test_a_lock_that_a_killed_process_left_is_swept_and_a_held_one_is_not(scene):
+    path = scene.folder.path_of("f.lock")
+    scene.folder.write_file("f.lock", b'{"identity":')
+    sweep_lock(scene.folder, "f")
+    assert scene.folder.names() == []
+    with Lock(path, "another"):
+        sweep_lock(scene.folder, "f")
+        assert scene.folder.names() == ["f.lock"]
+
+
+def test_a_file_of_the_user_that_is_called_like_a_lock_is_not_swept(scene):
+    scene.folder.write_file("f.lock", b"poetry")
+    sweep_lock(scene.folder, "f")
     assert scene.folder.names() == ["f.lock"]

@@ -7,7 +7,7 @@ import pytest
 
 from stoker.model.clock import FakeClock
 from stoker.model.digests import digest_bytes
-from stoker.model.errors import NotOnServer
+from stoker.model.errors import NetworkFailed, NotOnServer
 from stoker.model.events import Event
 from stoker.store.download.lock_fetch import fetch_listed
 from stoker.store.download.lock_list import LockedFile
@@ -31,6 +31,7 @@ class Scene:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.events: list[Event] = []
+        self.clock = FakeClock()
         self.transport = FakeTransport(
             lambda request: Scripted(status=404 if "one." in request.url else 200, body=DATA)
         )
@@ -38,7 +39,7 @@ class Scene:
     def fetch(self, *, offline: bool = False) -> Fetched:
         tools = Tools(
             transport=self.transport,
-            clock=FakeClock(),
+            clock=self.clock,
             free_bytes=lambda _: 1 << 50,
             jitter=lambda: 0.5,
             say=self.events.append,
@@ -77,3 +78,24 @@ def test_offline_the_disk_is_asked_once_and_no_address_is_blamed(tmp_path):
         scene.fetch(offline=True)
     assert "addresses" not in absent.value.message
     assert scene.transport.requests == []
+
+
+def test_addresses_that_are_all_away_are_tried_in_turn_until_one_is_back(tmp_path):
+    scene = Scene(tmp_path)
+    scene.transport.script = lambda request: (
+        Scripted(status=200, body=DATA)
+        if scene.clock.monotonic_s() > 90 and "two." in request.url
+        else Scripted(status=503)
+    )
+    assert scene.fetch().url == FILE.urls[1]
+    assert 90 < scene.clock.monotonic_s() < 180
+    waits = [event.fields for event in scene.events if event.fields.get("reason") == "503"]
+    assert any("none of 2 addresses has it now" in str(one["msg"]) for one in waits)
+
+
+def test_addresses_that_stay_away_are_given_up_when_patience_is_over(tmp_path):
+    scene = Scene(tmp_path)
+    scene.transport.script = lambda request: Scripted(status=503)
+    with pytest.raises(NetworkFailed, match="none of 2 addresses"):
+        scene.fetch()
+    assert 1800 <= scene.clock.monotonic_s() < 1900

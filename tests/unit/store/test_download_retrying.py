@@ -8,16 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.host.http.exchange import Headers
+from stoker.model.errors import BadAnswer, HashMismatch, NetworkFailed, RateLimited
 from stoker.model.retry import Again, GiveUp
 from stoker.store.download.patience import Patience
-from stoker.store.download.retrying import decide_again, retry_after_s
+from stoker.store.download.retrying import Tries, decide_again, is_outage, retry_after_s
 
 PATIENT = Patience()
 NOW = datetime(2026, 11, 15, 12, 0, 0, tzinfo=UTC)
 
 
-def _decide(idle_attempts=1, *, silent_s=0.0, wait_s=None, jitter=0.5, patience=PATIENT):
-    return decide_again(patience, idle_attempts=idle_attempts, silent_s=silent_s, wait_s=wait_s, jitter=jitter)
+def _decide(idle=1, *, unusable=0, silent_s=0.0, wait_s=None, jitter=0.5, patience=PATIENT):
+    tries = Tries(idle=idle, unusable=unusable)
+    return decide_again(patience, tries, silent_s=silent_s, wait_s=wait_s, jitter=jitter)
 
 
 def _after(retry_after=None, date=None, *, now=NOW, longest_s=3600.0):
@@ -25,34 +27,80 @@ def _after(retry_after=None, date=None, *, now=NOW, longest_s=3600.0):
     return retry_after_s(Headers(fields), now_s=now.timestamp(), longest_s=longest_s)
 
 
-def test_attempts_without_progress_are_counted_the_first_included():
-    assert isinstance(_decide(2), Again)
-    given_up = _decide(3)
+def test_an_outage_ends_a_download_by_time_alone_unless_attempts_were_limited():
+    assert isinstance(_decide(1000, silent_s=1799.0), Again)
+    over = _decide(1000, silent_s=1800.0)
+    assert isinstance(over, GiveUp)
+    assert over.is_timeout
+    assert over.why == "no new byte for 30m00s"
+
+
+def test_a_limit_of_attempts_counts_those_without_a_new_byte_the_first_included():
+    thrice = Patience(attempts=3)
+    assert isinstance(_decide(2, patience=thrice), Again)
+    given_up = _decide(3, patience=thrice)
     assert isinstance(given_up, GiveUp)
-    assert given_up.why == "attempt 3 of 3 without progress"
+    assert given_up.why == "3 attempts without a new byte"
+    assert not given_up.is_timeout
     assert isinstance(_decide(1, patience=Patience(attempts=1)), GiveUp)
+
+
+def test_answers_that_cannot_be_used_end_a_download_soon_without_a_limit_of_attempts():
+    assert isinstance(_decide(40, unusable=2), Again)
+    assert isinstance(_decide(40, unusable=3), GiveUp)
+    assert isinstance(_decide(3, unusable=3, patience=Patience(attempts=5)), Again)
+
+
+def test_a_new_byte_starts_every_count_again_and_an_outage_that_of_unusable_answers():
+    away, strange = NetworkFailed("refused", reason="refused"), BadAnswer("nonsense")
+    tries = Tries().after(away, has_progress=False).after(strange, has_progress=False)
+    assert tries == Tries(idle=2, unusable=1)
+    assert tries.after(strange, has_progress=False) == Tries(idle=3, unusable=2)
+    assert tries.after(away, has_progress=False) == Tries(idle=3, unusable=0)
+    assert tries.after(strange, has_progress=True) == Tries()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (NetworkFailed("refused", reason="refused"), True),
+        (NetworkFailed("no such name", reason="dns"), True),
+        (NetworkFailed("cut", reason="short_body"), True),
+        (NetworkFailed("busy", status=503), True),
+        (RateLimited("slower", status=429), True),
+        (NetworkFailed("not implemented", status=501), False),
+        (NetworkFailed("a link that has run out", status=403), False),
+        (BadAnswer("nonsense"), False),
+        (HashMismatch("another size"), False),
+    ],
+)
+def test_an_outage_is_what_the_same_request_may_outlast(error, expected):
+    assert is_outage(error) is expected
 
 
 def test_an_attempt_that_brought_something_is_always_followed_by_another():
     assert isinstance(_decide(0, patience=Patience(attempts=1)), Again)
 
 
-def test_pauses_double_up_to_a_limit_and_are_spread_over_their_whole_length():
-    many = Patience(attempts=1000)
-    assert [_decide(n, jitter=1.0, patience=many).delay_s for n in (0, 1, 2, 3, 7, 900)] == [1, 1, 2, 4, 60, 60]
-    assert _decide(3, jitter=0.0, patience=many).delay_s == 0.0
-    assert _decide(3, jitter=0.25, patience=many).delay_s == 1.0
+def test_pauses_double_up_to_a_limit_and_are_spread_over_their_second_half():
+    assert [_decide(n, jitter=1.0).delay_s for n in (0, 1, 2, 3, 7, 900)] == [1, 1, 2, 4, 30, 30]
+    assert _decide(3, jitter=0.0).delay_s == 2.0
+    assert _decide(3, jitter=0.5).delay_s == 3.0
 
 
 def test_what_the_server_asks_for_takes_the_place_of_the_pause():
     assert _decide(wait_s=33.0).delay_s == 33.0
 
 
-def test_no_pause_goes_beyond_the_longest_time_without_progress():
-    assert isinstance(_decide(silent_s=1800.0, jitter=0.0), Again)
+def test_the_last_pause_ends_with_the_longest_time_without_progress():
+    assert _decide(900, silent_s=1795.0, jitter=1.0).delay_s == 5.0
+    assert isinstance(_decide(silent_s=1800.0, jitter=0.0), GiveUp)
+
+
+def test_a_pause_that_a_server_asks_for_is_not_begun_if_it_outlasts_patience():
     late = _decide(silent_s=1799.0, wait_s=2.0)
     assert isinstance(late, GiveUp)
-    assert late.why.startswith("no byte for 29m59s")
+    assert late.why == "no new byte for 29m59s, and the server asks for a pause of 2.0s"
     assert isinstance(_decide(wait_s=1801.0), GiveUp)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import threading
 
@@ -50,7 +51,7 @@ def test_what_was_cut_off_is_gone_on_with_in_the_same_run(scene):
     assert scene.transport.requests[1].headers["If-Range"] == ETAG
     assert (fetched.bytes_from_network, fetched.bytes_resumed) == (len(LARGE), 0)
     retry = scene.told("retry")[0]
-    assert (retry["wait_secs"], retry["reason"], retry["attempt"]) == (0.5, "short_body", 1)
+    assert (retry["wait_secs"], retry["reason"], retry["attempt"]) == (0.75, "short_body", 1)
 
 
 @pytest.mark.parametrize("is_known", [True, False])
@@ -337,7 +338,7 @@ def test_waiting_is_obeyed_and_given_up_as_rate_limited(scene):
 
 def test_a_longer_wait_than_anybody_has_patience_for_is_not_begun(scene):
     scene.transport.script = lambda _: Scripted(status=503, fields=(("Retry-After", "3000"),))
-    with pytest.raises(NetworkFailed, match="no byte for"):
+    with pytest.raises(NetworkFailed, match="the server asks for a pause of 50m"):
         scene.fetch()
     assert scene.clock.monotonic_s() == 0.0
 
@@ -436,3 +437,46 @@ def test_a_transport_that_breaks_before_any_answer_is_tried_again(scene):
 
 def _stalling(answer):
     return Scripted(status=answer.status, fields=answer.fields, body=answer.body, stalls_after=HALF)
+
+
+def test_an_outage_of_minutes_is_waited_out_and_every_pause_is_told(scene):
+    scene.script(scene.cut(HALF), *[ConnectionRefusedError(errno.ECONNREFUSED, "refused")] * 12)
+    fetched = scene.fetch(patience=Patience())
+    assert scene.path.read_bytes() == LARGE
+    assert fetched.bytes_from_network == len(LARGE)
+    assert scene.clock.monotonic_s() > 60
+    told = scene.told("retry")
+    assert [one["attempt"] for one in told] == list(range(1, 14))
+    assert {one["reason"] for one in told[1:]} == {"refused"}
+    assert all(0 < one["wait_secs"] <= 30 for one in told)
+
+
+def test_an_outage_ends_a_download_once_no_byte_came_for_as_long_as_patience_lasts(scene):
+    scene.script(scene.cut(HALF), *[ConnectionRefusedError(errno.ECONNREFUSED, "refused")] * 500)
+    with pytest.raises(NetworkFailed, match="no new byte for 30m") as over:
+        scene.fetch(patience=Patience())
+    assert scene.clock.monotonic_s() == pytest.approx(1800.0, abs=1.0)
+    assert over.value.data["kept_bytes"] == HALF
+    assert over.value.hint.endswith("what came is kept (1.4 MiB of 2.9 MiB): the same command resumes")
+
+
+def test_new_bytes_give_a_download_its_whole_patience_again(scene):
+    away = [ConnectionRefusedError(errno.ECONNREFUSED, "refused")] * 7
+    scene.script(scene.cut(HALF), *away, scene.cut(1000), *away, scene.cut(1000), *away)
+    scene.fetch(patience=Patience(no_progress_s=120))
+    assert scene.clock.monotonic_s() > 180
+    assert scene.path.read_bytes() == LARGE
+
+
+def test_a_limit_of_attempts_ends_an_outage_before_its_time(scene):
+    scene.script(*[ConnectionRefusedError(errno.ECONNREFUSED, "refused")] * 10)
+    with pytest.raises(NetworkFailed, match="3 attempts without a new byte"):
+        scene.fetch(patience=Patience(attempts=3))
+    assert len(scene.transport.requests) == 3
+
+
+def test_an_answer_that_cannot_be_used_is_not_asked_for_half_an_hour(scene):
+    scene.script(*[Scripted(status=200, fields=(("Content-Length", "7"),), body=b"1234567")] * 10)
+    with pytest.raises(HashMismatch):
+        scene.fetch(patience=Patience())
+    assert len(scene.transport.requests) == 3

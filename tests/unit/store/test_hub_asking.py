@@ -124,10 +124,10 @@ def test_a_server_with_trouble_is_asked_again_and_each_time_it_is_told(scene: Sc
     told = [event.fields for event in scene.news if event.kind == Kinds.DOWNLOAD_RETRY]
     assert [(one["phase"], one["wait_secs"], one["reason"], one["attempt"]) for one in told] == [
         ("retry", 7.0, "503", 1),
-        ("retry", 0.0, "500", 2),
+        ("retry", 1.0, "500", 2),
         ("retry", 5.0, "429", 3),
     ]
-    assert clock.monotonic_s() - before_s == pytest.approx(12.0)
+    assert clock.monotonic_s() - before_s == pytest.approx(13.0)
 
 
 @pytest.mark.parametrize(("status", "error"), [(429, RateLimited), (503, NetworkFailed), (400, BadAnswer)])
@@ -304,3 +304,21 @@ def test_a_small_answer_that_is_just_quick_enough_has_an_end_all_the_same(scene:
     with pytest.raises(NetworkFailed, match="not over"):
         list(pieces_of(reply, 10, clock=clock, patience=patience))
     assert clock.monotonic_s() < 3000
+
+
+def test_a_hub_that_is_away_for_minutes_is_asked_until_it_is_back(scene: Scene):
+    troubles = iter([Answer(503)] * 12)
+    scene.fake.tamper = lambda asked, answer: next(troubles, answer)
+    hub, clock = timeless(scene)
+    hub = Hub(hub.settings, tools=hub.tools, patience=Patience(), stop=scene.stop, memo=scene.memo)
+    assert hub.resolve(REPO).commit == scene.commit
+    assert clock.monotonic_s() > 60
+
+
+def test_a_hub_that_stays_away_is_given_up_when_patience_is_over(scene: Scene):
+    scene.fake.tamper = always(Answer(503))
+    hub, clock = timeless(scene)
+    hub = Hub(hub.settings, tools=hub.tools, patience=Patience(), stop=scene.stop, memo=scene.memo)
+    with pytest.raises(NetworkFailed):
+        hub.resolve(REPO)
+    assert clock.monotonic_s() == pytest.approx(1800.0)

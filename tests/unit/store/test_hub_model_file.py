@@ -70,7 +70,7 @@ def test_bytes_that_the_cache_has_are_copied_and_belong_to_the_user(scene: Scene
     assert fetched.status is Status.LINKED
     assert scene.downloads() == 0
     beside = {name for name in os.listdir(scene.folder / "m") if name != "model.bin"}
-    assert beside == {"model.bin.etag", "model.bin.lock"}
+    assert beside == {"model.bin.etag"}
     assert model(scene).fetch("model.bin").status is Status.CACHED
     path = scene.folder / "m" / "model.bin"
     assert path.read_bytes() == LARGE

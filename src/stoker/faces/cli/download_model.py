@@ -25,8 +25,9 @@ DEFAULT_OUT = "models"
 GRAMMAR = Grammar(
     "download-model",
     about=(
-        "Fetch one model file into OUT/org-repo/FILE, and then its tokenizer if the repository has one. FILE.part, "
-        "FILE.lock, FILE.etag and FILE.lastmod lie beside it. The same checks and resume as `stoker fetch`. "
+        "Fetch one model file into OUT/org-repo/FILE, and then its tokenizer if the repository has one. FILE.etag and "
+        "FILE.lastmod stay beside it, FILE.part and FILE.lock only while it comes. The same checks and resume as "
+        "`stoker fetch`. "
         f"{EXIT_CODES}"
     ),
     options=(

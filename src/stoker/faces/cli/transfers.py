@@ -14,8 +14,15 @@ from typing import Any
 from stoker.faces.cli.output import Output
 from stoker.faces.cli.screens import Screen
 from stoker.faces.view.signs import ASCII, UNICODE
-from stoker.faces.view.times import span
-from stoker.faces.view.transfers import Drawing, Transfers, done_text, flying_text, short_name
+from stoker.faces.view.transfers import (
+    Drawing,
+    Transfers,
+    again_text,
+    done_text,
+    flying_text,
+    seconds_of,
+    short_name,
+)
 from stoker.model.events import Event, Kinds
 from stoker.model.printable import outside
 from stoker.model.units import format_size
@@ -73,7 +80,7 @@ class TransferLines:
         for line in lines:
             self._screen.lasting(line)
 
-    def running(self, _now_s: float, at_least_s: float) -> list[str]:
+    def running(self, now_s: float, at_least_s: float) -> list[str]:
         """Say how far it is: in short where lines stay (`at_least_s` above 0), else file by file too."""
         with self._lock:
             flying = self._transfers.in_flight()
@@ -88,7 +95,7 @@ class TransferLines:
             width = min(self._width, max(_SHORTEST_NAME, room // 3)) if room else self._width
             beside = replace(how, room=max(1, room - width - 2) if room else 0)
             rows = [
-                f"{_cut(short_name(one.file, self._within), width):<{width}}  {flying_text(one, beside)}"
+                f"{_cut(short_name(one.file, self._within), width):<{width}}  {flying_text(one, beside, now_s)}"
                 for one in self._transfers.worth_rows()[: self._most_rows()]
             ]
             return [*together, *rows]
@@ -122,10 +129,11 @@ class TransferLines:
         elif kind == Kinds.DOWNLOAD_FAILED:
             yield f"{self._out.paint(self._signs.failed, 'red')} {name}  {outside(str(told.get('message', '')))}"
         elif kind == Kinds.DOWNLOAD_RETRY:
-            wait_s = _seconds(told)
+            wait_s = seconds_of(told)
             # Who asks about a repository says so in the message itself.
             why = str(told.get("msg", "")).removeprefix(f"{told.get('file', '')}: ")
-            yield f"{self._signs.again} {name}  {outside(why)}{f'; again in {span(wait_s)}' if wait_s else ''}"
+            again = f"; {again_text(int(told.get('attempt') or 0), wait_s)}" if wait_s else ""
+            yield f"{self._signs.again} {name}  {outside(why)}{again}"
         elif kind == Kinds.DOWNLOAD_WAITING:
             yield f"{self._signs.again} {name}  {outside(str(told.get('msg', '')))}"
 
@@ -141,11 +149,6 @@ class TransferLines:
 def _cut(name: str, width: int) -> str:
     """Give a name that fits, by its end if need be."""
     return name if len(name) <= width or not width else f"…{name[len(name) - width + 1 :]}"
-
-
-def _seconds(told: dict[str, Any]) -> float:
-    wait_s = told.get("wait_secs")
-    return float(wait_s) if isinstance(wait_s, int | float) else 0.0
 
 
 _BEGIN = frozenset({Kinds.DOWNLOAD_START, Kinds.DOWNLOAD_RETRY, Kinds.DOWNLOAD_WAITING})

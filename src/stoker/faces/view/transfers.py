@@ -31,6 +31,10 @@ class Transfer:
     """Whether its bytes come, or have come so far."""
     pause: str = ""
     """Why nothing comes just now."""
+    attempt: int = 0
+    """Which attempt failed last, while another is waited for; else 0."""
+    retry_at_s: float = 0.0
+    """When the next attempt begins."""
     ended: str = ""
     """`done` or `failed`, once it is over."""
 
@@ -71,6 +75,8 @@ class Transfers:
             known.has_begun = True
         elif event.kind in (Kinds.DOWNLOAD_RETRY, Kinds.DOWNLOAD_WAITING):
             known.pause, known.rate_bytes_per_s, known.eta_s = str(told.get("msg", "")), None, None
+            wait_s = seconds_of(told)
+            known.attempt, known.retry_at_s = int(told.get("attempt") or 0) if wait_s else 0, at_s + wait_s
         elif event.kind == Kinds.DOWNLOAD_DONE:
             known.ended, known.downloaded = "done", int(told.get("bytes") or 0)
             known.total = known.downloaded
@@ -110,12 +116,25 @@ def short_name(label: str, within: str) -> str:
     return outside(label.removeprefix(f"{within}: ") if within else label)
 
 
-def flying_text(one: Transfer, how: Drawing) -> str:
+def flying_text(one: Transfer, how: Drawing, now_s: float) -> str:
     """Say how far one file is: bar, amount, rate, time left. Where room is scarce, the bar goes first."""
+    if one.pause and how.is_drawn and one.attempt and one.retry_at_s > now_s:
+        return f"{again_text(one.attempt, one.retry_at_s - now_s)}: {outside(one.pause)}"
     if one.pause:
         return outside(one.pause)
     news = [rate_text(one.rate_bytes_per_s), left_text(one.eta_s)]
     return _fitted(how, "", one.downloaded, one.total, news)
+
+
+def again_text(attempt: int, wait_s: float) -> str:
+    """Return which attempt failed, and when the next one begins."""
+    return f"attempt {attempt}, next try in {span(wait_s)}"
+
+
+def seconds_of(told: dict[str, Any]) -> float:
+    """Return the pause of an event before the next attempt."""
+    wait_s = told.get("wait_secs")
+    return float(wait_s) if isinstance(wait_s, int | float) else 0.0
 
 
 def done_text(told: dict[str, Any]) -> str:

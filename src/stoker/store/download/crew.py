@@ -94,7 +94,8 @@ class Crew(Generic[Item]):
                     self._cut_off[server] = 0
                 elif isinstance(outcome.error, NetworkFailed):
                     self._cut_off[server] += 1
-                    if self._cut_off[server] >= self._most_cut_off:
+                    # Each of the others would wait as long once more.
+                    if outcome.error.data.get("timed_out") or self._cut_off[server] >= self._most_cut_off:
                         self._lost.setdefault(server, outcome.error)
                 if isinstance(outcome.error, self._ends_all):
                     self._cause = self._cause or outcome.error

@@ -22,7 +22,7 @@ from stoker.model.errors import HashMismatch, LocalFile, NotOnServer
 from stoker.model.frozen import changed
 from stoker.store.download.commit import STEPS, OpenLanding
 from stoker.store.download.existing import Existing, Validators, is_newest, not_ours, read_existing, read_validators
-from stoker.store.download.hold import Hold
+from stoker.store.download.hold import Hold, sweep_lock
 from stoker.store.download.patience import Patience
 from stoker.store.download.stop import Stop
 from stoker.store.download.telling import Teller
@@ -59,7 +59,9 @@ def fetch_file(  # noqa: PLR0913 - what, where to, with what, how patiently, unt
         fetched = None
         if not force or offline:
             fetched = look.offline(tools) if offline else look.before(tools, stop)
-        if fetched is None:
+        if fetched is not None:
+            sweep_lock(folder, leaf)
+        else:
             stop.check()
             if not force:
                 look.refuse_others(tools)

@@ -1,15 +1,18 @@
 """One writer at a time for one file: by its lock, and where locks can't be had, by claiming the partial file by name.
 
-A lock is waited for a bounded time. File systems exist whose locks do nothing, so a held lock is not believed alone: a
-partial file whose signed writer is alive is left to it. Where the system refuses locks altogether, the partial file is
-renamed to a name that tells its owner; of all who try only one succeeds, and what a dead owner of this host left is
-taken over. In an orderly end the claim is given back under the common name.
+The lock lies beside the file while it is held, and is deleted when it is released; a leftover of a killed process is
+deleted by the next one (`sweep_lock`). It is waited for a bounded time. File systems exist whose locks do nothing, so a
+held lock is not believed alone: a partial file whose signed writer is alive is left to it. Where the system refuses
+locks altogether, the partial file is renamed to a name that tells its owner; of all who try only one succeeds, and what
+a dead owner of this host left is taken over. In an orderly end the claim is given back under the common name.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import stat
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -18,7 +21,7 @@ from stoker.host.identity import Liveness, ProcessIdentity, is_alive, mine
 from stoker.host.lockfile import Lock
 from stoker.model.clock import Clock
 from stoker.model.digests import digest_bytes
-from stoker.model.errors import LocalFile, LockHeld
+from stoker.model.errors import LocalFile, LockHeld, StokerError
 from stoker.store.download.partial import read_beside
 from stoker.store.download.places import CLAIM_TAG, LOCK, PART, SIDECAR, beside
 from stoker.store.download.sidecar import Sidecar
@@ -41,7 +44,15 @@ class Hold:
         self._leaf = leaf
         self._wait_s = wait_s
         self._lock_path = lock_path or folder.path_of(beside(leaf, LOCK))
-        self._lock = Lock(self._lock_path, f"fetch {leaf}", wait_s=0.0, dir_fd=None if lock_path else folder.descriptor)
+        self._removes_lock = not lock_path
+        # Beside the file it lies in a folder of the user's, and goes with the work; elsewhere others may use it, too.
+        self._lock = Lock(
+            self._lock_path,
+            f"fetch {leaf}",
+            wait_s=0.0,
+            dir_fd=None if lock_path else folder.descriptor,
+            removes_file=self._removes_lock,
+        )
         self.names = (beside(leaf, PART), beside(leaf, SIDECAR))
         """Of the partial file and its sidecar."""
         self._has_claim = False
@@ -125,6 +136,14 @@ class Hold:
                 break
         self.names = names
         self._has_claim = True
+        self._remove_useless_lock()
+
+    def _remove_useless_lock(self) -> None:
+        """Delete the lock file that was made before the system refused to lock it."""
+        name = beside(self._leaf, LOCK)
+        info = self._folder.look(name) if self._removes_lock else None
+        if info is not None and stat.S_ISREG(info.st_mode) and not info.st_size:
+            self._folder.remove(name)
 
     def _claims(self) -> list[tuple[str, re.Match[str]]]:
         prefix = beside(self._leaf, f"{PART}.")
@@ -159,6 +178,15 @@ class Hold:
     def _held(self, why: str, hint: str = "wait until it is done, or stop that process") -> LockHeld:
         path = self._folder.path_of(self.names[0])
         return LockHeld(f"in use: {path}: {why}", hint=hint, path=path)
+
+
+def sweep_lock(folder: AnchoredFolder, leaf: str) -> None:
+    """Delete the lock file that a killed process left beside a finished file, unless it is held or is no lock."""
+    name = beside(leaf, LOCK)
+    if folder.look(name) is not None:
+        lock = Lock(folder.path_of(name), f"sweep {leaf}", wait_s=0.0, dir_fd=folder.descriptor, removes_file=True)
+        with suppress(StokerError), lock:
+            pass
 
 
 def _tag_of(identity: ProcessIdentity) -> str:

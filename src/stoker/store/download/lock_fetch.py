@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from stoker.host.http.addresses import shown
 from stoker.model.errors import AuthRefused, BadAnswer, Damaged, NetworkFailed, NotOnServer, RateLimited, StokerError
+from stoker.model.frozen import changed
+from stoker.model.retry import GiveUp
 from stoker.store.download.engine import fetch_file
 from stoker.store.download.lock_list import LockedFile
 from stoker.store.download.patience import Patience
+from stoker.store.download.retrying import Tries, decide_again, given_up, is_outage
 from stoker.store.download.stop import Stop
-from stoker.store.download.telling import retry_of
+from stoker.store.download.telling import reason_of, retry_of
 from stoker.store.download.tools import Tools
+from stoker.store.download.transfer import kept_bytes_of
 from stoker.store.download.wanted import Fetched, Landing, Wanted
 
 # What one server did wrong, another may do right; a full disk is full for all of them.
@@ -31,23 +35,54 @@ def fetch_listed(  # noqa: PLR0913 - what, where to, with what, how long, until 
 ) -> Fetched:
     """Have a listed file under its final name: its addresses are tried in their order.
 
-    `headers_for` gives what an address is sent, credentials among it. Raises the error of the last address, with what
-    became of the others in its data.
+    Each of several addresses gets a few attempts, so that one that is away does not keep the others waiting; while any
+    of them is away, all are tried again, as patience allows. `headers_for` gives what an address is sent, credentials
+    among it. Raises the error of the last address, with what became of the others in its data.
     """
-    failed: list[StokerError] = []
     # The disk is the same for all of them.
-    for number, url in enumerate(file.urls[:1] if offline else file.urls):
-        wanted = Wanted(
-            url=url, label=file.id, size_bytes=file.size_bytes, sha256=file.sha256, headers=headers_for(url)
-        )
+    urls = file.urls[:1] if offline else file.urls
+    each = patience if len(urls) == 1 else changed(patience, attempts=patience.attempts or patience.unusable_attempts)
+    tries, kept_bytes, progress_s = Tries(), 0, tools.clock.monotonic_s()
+
+    def fetch(url: str) -> Fetched:
+        headers = headers_for(url)
+        wanted = Wanted(url=url, label=file.id, size_bytes=file.size_bytes, sha256=file.sha256, headers=headers)
+        return fetch_file(wanted, landing, tools=tools, patience=each, stop=stop, force=force, offline=offline)
+
+    while True:
+        came = _first_that_has_it(file, urls, fetch, tools)
+        if isinstance(came, Fetched):
+            return came
+        away = next((error for error in came if is_outage(error)), None)
+        if away is None or len(urls) == 1 or patience.attempts is not None:
+            raise _all_failed(file, came)
+        now_s, kept_now = tools.clock.monotonic_s(), max(kept_bytes_of(error) for error in came)
+        tries = tries.after(away, has_progress=kept_now > kept_bytes)
+        if kept_now > kept_bytes:
+            kept_bytes, progress_s = kept_now, now_s
+        decision = decide_again(patience, tries, silent_s=now_s - progress_s, wait_s=None, jitter=tools.jitter())
+        if isinstance(decision, GiveUp):
+            raise given_up(_all_failed(file, came), decision)
+        msg = f"none of {len(urls)} addresses has it now: {away.message}"
+        reason, attempt = reason_of(away), max(1, tries.idle)
+        tools.say(retry_of(file.id, wait_s=decision.delay_s, msg=msg, reason=reason, attempt=attempt))
+        stop.sleep(decision.delay_s, tools.clock)
+
+
+def _first_that_has_it(
+    file: LockedFile, urls: Sequence[str], fetch: Callable[[str], Fetched], tools: Tools
+) -> Fetched | list[StokerError]:
+    """Try every address once; return the file, or what each of them did wrong."""
+    failed: list[StokerError] = []
+    for number, url in enumerate(urls):
         try:
-            return fetch_file(wanted, landing, tools=tools, patience=patience, stop=stop, force=force, offline=offline)
+            return fetch(url)
         except _ANOTHER_MAY_HELP as error:
             failed.append(error)
-            if number + 1 < len(file.urls) and not offline:
+            if number + 1 < len(urls):
                 msg = f"{error}; trying the next address"
                 tools.say(retry_of(file.id, wait_s=0.0, msg=msg, reason="mirror", attempt=number + 1))
-    raise _all_failed(file, failed)
+    return failed
 
 
 def _all_failed(file: LockedFile, failed: list[StokerError]) -> StokerError:
@@ -55,4 +90,5 @@ def _all_failed(file: LockedFile, failed: list[StokerError]) -> StokerError:
     if len(failed) == 1:
         return last
     tried = [{"url": shown(url), "message": error.message} for url, error in zip(file.urls, failed, strict=False)]
-    return type(last)(f"none of {len(tried)} addresses has {file.id}: {last}", hint=last.hint, tried=tried)
+    message = f"none of {len(tried)} addresses has {file.id}: {last}"
+    return type(last)(message, hint=last.hint, **{**last.data, "tried": tried})

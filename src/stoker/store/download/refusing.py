@@ -40,7 +40,7 @@ def refusal(where: str, status: int, headers: Headers) -> StokerError:
         hint = "wait a while, then start again"
         return RateLimited(f"the server asks for fewer requests (429): {where}", hint=hint, **data)
     if is_busy(status):
-        hint = "the server has trouble: start again later, what was fetched is kept"
+        hint = "the server has trouble: try again later"
         return NetworkFailed(f"the server answers {status}: {where}", hint=hint, **data)
     return BadAnswer(f"the server answers {status}: {where}{_said(headers)}", **data)
 

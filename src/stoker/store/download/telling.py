@@ -17,6 +17,11 @@ def retry_of(file: str, *, wait_s: float, msg: str, reason: str, attempt: int) -
     return Event(Kinds.DOWNLOAD_RETRY, {**fields, "reason": reason, "attempt": attempt})
 
 
+def reason_of(error: StokerError) -> str:
+    """Return why an attempt failed, in one word for programs."""
+    return str(error.data.get("reason") or error.data.get("status") or error.code)
+
+
 def failure_of(file: str, error: StokerError) -> Event:
     """Give the news that a file will not come."""
     return Event(Kinds.DOWNLOAD_FAILED, {"phase": "failed", "file": file, **error.to_dict()})

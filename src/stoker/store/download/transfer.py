@@ -14,9 +14,10 @@ from stoker.host.http.addresses import origin, shown
 from stoker.host.http.exchange import Reply, Request
 from stoker.host.http.failures import Reason
 from stoker.host.http.redirects import follow
-from stoker.model.errors import BadAnswer, HashMismatch, NetworkFailed, NoSpace, RateLimited, StokerError
+from stoker.model.errors import BadAnswer, HashMismatch, NetworkFailed, NoSpace, StokerError, Unavailable
 from stoker.model.frozen import frozen
 from stoker.model.retry import GiveUp
+from stoker.model.units import format_size
 from stoker.store.download.commit import OpenLanding
 from stoker.store.download.content import Content, Totals
 from stoker.store.download.deciding import Ask, Move, ask_for, digests_match, request_for
@@ -37,9 +38,9 @@ from stoker.store.download.pace import Pace
 from stoker.store.download.partial import BytesLost
 from stoker.store.download.patience import Patience
 from stoker.store.download.probing import probe_size
-from stoker.store.download.retrying import decide_again
+from stoker.store.download.retrying import Tries, decide_again, given_up
 from stoker.store.download.stop import Stop
-from stoker.store.download.telling import Teller
+from stoker.store.download.telling import Teller, reason_of
 from stoker.store.download.tools import Tools
 from stoker.store.download.wanted import Wanted
 
@@ -91,7 +92,7 @@ class Transfer:
         self._asks_plainly = False
         self._bytes_from_network = 0
         self._attempts = 0
-        self._idle_attempts = 0
+        self._tries = Tries()
         self._highest_bytes = 0
         """How far it ever was: only what goes beyond is progress."""
         self._progress_s = self._came_s = tools.clock.monotonic_s()
@@ -108,8 +109,10 @@ class Transfer:
                 landed = self._round()
                 if landed is not None:
                     return landed
-        except BaseException:
+        except BaseException as error:
             self._content.leave()
+            if isinstance(error, Unavailable | HashMismatch):
+                _say_kept(error, self._content.offset, self._content.total_bytes, is_forced=begins_anew)
             raise
         finally:
             self._content.close()
@@ -200,7 +203,7 @@ class Transfer:
             folder,
             coming_bytes=None if total is None else total - take.offset,
             free=self._tools.free_bytes(folder) + freed_bytes,
-            hint="free some space there, or choose another place; what was fetched is kept",
+            hint="free some space there, or choose another place",
         )
         if take.offset == 0 and content.offset:
             self._tell_restart(take.why)
@@ -263,22 +266,17 @@ class Transfer:
 
     def _pause(self, error: StokerError, wait_s: float | None) -> None:
         """Wait before another attempt, or give up."""
-        if self._content.offset > self._highest_bytes:
-            self._highest_bytes, self._progress_s, self._idle_attempts = self._content.offset, self._came_s, 0
-        else:
-            self._idle_attempts += 1
+        has_progress = self._content.offset > self._highest_bytes
+        if has_progress:
+            self._highest_bytes, self._progress_s = self._content.offset, self._came_s
+        self._tries = self._tries.after(error, has_progress=has_progress)
         silent_s = self._tools.clock.monotonic_s() - self._progress_s
-        decision = decide_again(
-            self._patience,
-            idle_attempts=self._idle_attempts,
-            silent_s=silent_s,
-            wait_s=wait_s,
-            jitter=self._tools.jitter(),
-        )
+        jitter = self._tools.jitter()
+        decision = decide_again(self._patience, self._tries, silent_s=silent_s, wait_s=wait_s, jitter=jitter)
         if isinstance(decision, GiveUp):
-            raise _given_up(error, decision.why)
-        reason = str(error.data.get("reason") or error.data.get("status") or error.code)
-        self._teller.retry(wait_s=decision.delay_s, msg=error.message, reason=reason, attempt=self._attempts)
+            raise given_up(error, decision)
+        wait_s, reason = decision.delay_s, reason_of(error)
+        self._teller.retry(wait_s=wait_s, msg=error.message, reason=reason, attempt=self._attempts)
         self._stop.sleep(decision.delay_s, self._tools.clock)
 
     def _begin_anew(self, error: HashMismatch) -> None:
@@ -289,7 +287,7 @@ class Transfer:
             raise error
         self._has_begun_anew = True
         # It happens once, so the way back to where we were may count as progress again.
-        self._highest_bytes = self._idle_attempts = 0
+        self._highest_bytes, self._tries = 0, Tries()
         self._tell_restart(f"what was put together from pieces is wrong: {error.message}")
 
     def _mend(self, error: StokerError) -> None:
@@ -311,8 +309,17 @@ class Transfer:
         return _Wrong(HashMismatch(f"not what was asked for: {name}: {what}", hint=hint, **data))
 
 
-def _given_up(error: StokerError, why: str) -> StokerError:
-    error.hint = error.hint or "what came is kept: start again, and it goes on where it stopped"
-    if isinstance(error, RateLimited) or not why.startswith("no byte"):
-        return error
-    return NetworkFailed(f"{error.message} ({why})", hint=error.hint, **error.data)
+def kept_bytes_of(error: StokerError) -> int:
+    """Return how much of a file is on the disk after its fetch failed with this error."""
+    kept_bytes = error.data.get("kept_bytes")
+    return kept_bytes if isinstance(kept_bytes, int) else 0
+
+
+def _say_kept(error: StokerError, kept_bytes: int, total_bytes: int | None, *, is_forced: bool) -> None:
+    """Add to an error what is on the disk for the next run, and how it is used."""
+    error.data["kept_bytes"] = kept_bytes
+    if kept_bytes:
+        amount = format_size(kept_bytes) + ("" if total_bytes is None else f" of {format_size(total_bytes)}")
+        how = "the same command without force resumes" if is_forced else "the same command resumes"
+        kept = f"what came is kept ({amount}): {how}"
+        error.hint = f"{error.hint}; {kept}" if error.hint else kept

@@ -17,7 +17,7 @@ from stoker.model.frozen import frozen
 from stoker.model.retry import GiveUp
 from stoker.store.download.patience import Patience
 from stoker.store.download.refusing import refusal
-from stoker.store.download.retrying import RATE_LIMIT_PAUSE_S, decide_again, retry_after_s
+from stoker.store.download.retrying import RATE_LIMIT_PAUSE_S, Tries, decide_again, given_up, retry_after_s
 from stoker.store.download.stop import Stop
 from stoker.store.download.telling import retry_of
 from stoker.store.download.tools import Tools
@@ -89,15 +89,17 @@ class Asker:
     def _ask(self, what: str, ask: Callable[[], Answer]) -> Answer:
         clock = self._tools.clock
         began_s = clock.monotonic_s()
-        attempt = 1
+        tries = Tries()
         while True:
             self._stop.check()
             got = self._try(ask)
             if isinstance(got, Answer) and not is_passing(got.status):
                 return got
+            error = refusal(what, got.status, got.headers) if isinstance(got, Answer) else got
+            tries = tries.after(error, has_progress=False)
             decided = decide_again(
                 self._patience,
-                idle_attempts=attempt,
+                tries,
                 silent_s=clock.monotonic_s() - began_s,
                 wait_s=self._asked_wait_s(got),
                 jitter=self._tools.jitter(),
@@ -105,13 +107,11 @@ class Asker:
             if isinstance(decided, GiveUp):
                 if isinstance(got, Answer):
                     return got
-                got.hint = got.hint or "check this computer's network, then start again"
                 # Whoever set this hub can set another one.
                 got.data["is_hub"] = self._is_hub
-                raise got
-            self._say_retry(what, decided.delay_s, got, attempt)
+                raise given_up(got, decided)
+            self._say_retry(what, decided.delay_s, got, tries.idle)
             self._stop.sleep(decided.delay_s, clock)
-            attempt += 1
 
     def _try(self, ask: Callable[[], Answer]) -> Answer | NetworkFailed:
         try:

@@ -131,8 +131,12 @@ class Fetcher:
         small = [group for group in missing if is_small(group[0])]
         others = [group for group in missing if not is_small(group[0])]
         outcomes, left = self._take_small(small) if self._has_room(small) else ([], small)
+        over: StokerError | None = None
         for group in [*others, *left]:
-            outcomes += self._fetch_one(group)
+            fetched = self._fetch_one(group) if over is None else self._failed(group, over)
+            outcomes += fetched
+            # The server was waited for long enough: each of the others would wait as long once more.
+            over = next((one.error for one in fetched if one.error and one.error.data.get("timed_out")), None)
         return outcomes
 
     def _take_small(self, groups: Sequence[Group]) -> tuple[list[Outcome], list[Group]]:

@@ -13,8 +13,10 @@ from contextlib import contextmanager, suppress
 
 from stoker.model.clock import Clock
 from stoker.model.errors import (
+    AuthRefused,
     BadInput,
     Cancelled,
+    NoPermission,
     NoSpace,
     NotFound,
     NotOnServer,
@@ -180,7 +182,7 @@ class Bringing:
         while True:
             try:
                 act()
-            except (NoSpace, NotOnServer):
+            except (AuthRefused, NoPermission, NoSpace, NotOnServer):
                 raise
             except Unavailable as error:
                 if self._count > count:
@@ -198,7 +200,8 @@ class Bringing:
         self._tell(f"fetches {needed.repo}", is_line=True)
         try:
             hub = bench.open_hub(bench.stop, self._heeding(amount))
-            fetch_to_shelf(hub, needed.repo, bench.data.place(repository_name(needed.repo)))
+            place = bench.data.place(repository_name(needed.repo))
+            self._patiently(lambda: fetch_to_shelf(hub, needed.repo, place))
         except (NotOnServer, BadInput) as error:
             return _refused(DATA, why_not_fetched(needed.repo, error), lasts=True)
         return None

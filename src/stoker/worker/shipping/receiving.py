@@ -28,7 +28,7 @@ def receive(passage: Passage, sha256: str, size_bytes: int, folder: str, *, heed
     with translated(folder):
         os.makedirs(folder, mode=0o700, exist_ok=True)
     path = os.path.join(folder, f"{sha256}.part")
-    with Lock(f"{path}.lock", "receive an archive"):
+    with Lock(f"{path}.lock", "receive an archive", removes_file=True):
         try:
             with translated(path), open(os.open(path, _OPEN, 0o600), "r+b", buffering=0) as part:
                 _fill(passage, sha256, size_bytes, part.fileno(), heed)
@@ -36,8 +36,6 @@ def receive(passage: Passage, sha256: str, size_bytes: int, folder: str, *, heed
         finally:
             if size_bytes and os.path.exists(path) and not os.path.getsize(path):
                 remove_tree(path)
-            # While it is held: whoever waits for it makes a new one.
-            remove_tree(f"{path}.lock")
     return path
 
 

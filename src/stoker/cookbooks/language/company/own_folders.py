@@ -43,7 +43,7 @@ class OwnFolders:
         root = Path(folder).expanduser()
         with translated(root):
             root.mkdir(parents=True, exist_ok=True)
-        lock = Lock(root / _NAME, f"trains {who}", wait_s=0.0, clock=self._clock)
+        lock = Lock(root / _NAME, f"trains {who}", wait_s=0.0, clock=self._clock, removes_file=True)
         try:
             _refuse_nested(root)
             lock.acquire()

@@ -12,9 +12,12 @@ DEFAULT_JOBS = 8
 
 SHARED_OPTIONS = (
     Option(
-        "--retries", value="N", read=whole(1), help="attempts that bring nothing new before giving up; 3 unless told"
+        "--retries",
+        value="N",
+        read=whole(1),
+        help="also give up after N attempts in a row without a new byte, the first included (default: --timeout alone)",
     ),
-    Option("--timeout", value="S", read=duration, help="give up after so long without a new byte; 30m unless told"),
+    Option("--timeout", value="S", read=duration, help="give up after this long without a new byte (default: 30m)"),
     Option("--offline", help="ask no server: only what is on this disk (also HF_HUB_OFFLINE=1, STOKER_OFFLINE=1)"),
     Option("--force", help="fetch again what is there already"),
     Option("--no-progress", help="no progress, only results"),
@@ -41,7 +44,7 @@ def patience_of(given: dict[str, Any]) -> Patience:
     usual = Patience()
     no_progress_s = usual.no_progress_s if given["timeout"] is None else given["timeout"]
     return Patience(
-        attempts=given["retries"] or usual.attempts,
+        attempts=given["retries"],
         no_progress_s=no_progress_s,
         slow_s=min(usual.slow_s, no_progress_s),
         lock_wait_s=min(usual.lock_wait_s, no_progress_s),

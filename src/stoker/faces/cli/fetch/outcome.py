@@ -15,6 +15,8 @@ from stoker.model.frozen import frozen
 from stoker.model.units import format_size
 from stoker.store.download.outcome import Outcome
 
+_KEPT = "what came is kept: the same command resumes"
+
 
 @frozen
 class Haul:
@@ -69,7 +71,11 @@ def first_failure(files: Sequence[Outcome]) -> StokerError | None:
     first = next((one for one in failed if isinstance(one, Cancelled | Terminated)), failed[0])
     if len(files) == 1 or isinstance(first, Cancelled | Terminated):
         return first
-    return type(first)(f"{len(failed)} of {len(files)} files did not come: {first}", hint=first.hint, **first.data)
+    hint = first.hint
+    has_come = any(got.fetched is not None for got in files) or any(one.data.get("kept_bytes") for one in failed)
+    if has_come and not first.data.get("kept_bytes"):
+        hint = f"{hint}; {_KEPT}" if hint else _KEPT
+    return type(first)(f"{len(failed)} of {len(files)} files did not come: {first}", hint=hint, **first.data)
 
 
 def _where(haul: Haul, *, is_short: bool) -> str:
