@@ -14,7 +14,7 @@ from harness import Case, Figure, Row, Runs, Side
 from peers import Installed
 from sides import bundle_folder
 
-SIZE_BYTES, QUICK_BYTES = 2**30, 2**27
+SIZE_BYTES, QUICK_BYTES = 2**30, 2**22
 MEMORY_BYTES = 100_000_000
 
 
@@ -41,7 +41,7 @@ def main() -> int:
                 ("all", "zstd_alone.py", "all"),
             )
         ]
-        runs = harness.in_turns(sides, rounds=2 if bench.quick else 7)
+        runs = bench.in_turns(sides, rounds=7)
     question = "pack and hash"
     bench.compare(question, "zstd alone, as many workers", runs, theirs="same", at_most=1.333)
     bench.compare(question, "zstd alone, a worker for each core", runs, theirs="all", at_most=None)

@@ -25,7 +25,7 @@ ROUNDS = {"redun": 3, "snakemake": 5}
 
 def main() -> int:
     bench = harness.start("cached_stages", __doc__.splitlines()[0])
-    count = 100 if bench.quick else 1000
+    count = 20 if bench.quick else 1000
     for shape, way, at_most in IN_PROCESS:
         in_process(bench, Case(count=count, shape=shape, way=way), at_most=at_most)
     for shape, names in AS_COMMAND:
@@ -41,7 +41,7 @@ def in_process(bench: Benchmark, case: Case, *, at_most: float | None) -> None:
         for name, script in scripts.items()
         if isinstance(peer := bench.peer(name), Installed)
     ]
-    runs = harness.in_turns(sides, rounds=3 if bench.quick else 9)
+    runs = bench.in_turns(sides, rounds=9)
     question = f"in process, {case.shape}, {case.way}"
     bench.compare(question, "joblib.Memory", runs, theirs="joblib", at_most=at_most)
 
@@ -53,7 +53,7 @@ def as_command(bench: Benchmark, names: Sequence[str], count: int, shape: str) -
         for name in (*names, "stoker")
         if isinstance(peer := bench.peer(name), Installed)
     ]
-    runs = harness.in_turns(sides, rounds=2 if bench.quick else 9)
+    runs = bench.in_turns(sides, rounds=9)
     for name in names:
         bench.compare(f"as a command, {shape}", name, runs, theirs=name, at_most=GOALS[name])
 
@@ -75,7 +75,7 @@ def _filled_command(bench: Benchmark, peer: Installed, count: int, shape: str) -
         return harness.run_command(command, folder=folder, environment=settings)
 
     bench.say(f"{peer.name}: filling the cache with {count} stages ({shape})")
-    for _ in range(2):
+    for _ in range(1 if bench.quick else 2):
         once()
     return Side(name=peer.name, once=once, rounds=ROUNDS.get(peer.name))
 

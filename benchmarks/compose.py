@@ -24,12 +24,12 @@ def main() -> int:
     present = {name: peer for name in SIDES if isinstance(peer := bench.peer(name), Installed)}
     for way, full in COUNTS.items():
         bench.say(f"compose: {way}")
-        count = max(full // 5, 2) if bench.quick else full
+        count = 2 if bench.quick else full
         sides = [
             Side(name=name, once=_once(peer, SIDES[name], Case(count=count, way=way), bench.home(f"{way}-{name}")))
             for name, peer in present.items()
         ]
-        runs = harness.in_turns(sides, rounds=2 if bench.quick else 5)
+        runs = bench.in_turns(sides, rounds=5)
         bench.compare(f"one job, {way}", "Hydra's compose", runs, theirs="hydra-core", at_most=FIFTIETH, per=count)
     return bench.finish()
 

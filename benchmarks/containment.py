@@ -25,7 +25,7 @@ BOXES = {
 def main() -> int:
     bench = harness.start("containment", __doc__.splitlines()[0])
     stoker = bench.peer("stoker")
-    count = 20 if bench.quick else 100
+    count = 1 if bench.quick else 100
     runs: Runs = {}
     broken: dict[str, str] = {}
     if isinstance(stoker, Installed):
@@ -34,7 +34,7 @@ def main() -> int:
             for way in (BARE, *BOXES, "systemd-run")
             if (side := side_of(bench, stoker, "boxed_programs.py", way, count, broken))
         ]
-        runs = harness.in_turns(sides, rounds=2 if bench.quick else 7)
+        runs = bench.in_turns(sides, rounds=7)
     for way, said in BOXES.items():
         why = broken.get(way, bench.missing("stoker"))
         bench.rows.append(row_of(runs, way, f"a program {said}", count, why))

@@ -18,7 +18,8 @@ from fleet import Coordinator
 from harness import Case, Row, Run, Side
 from nginx import Served, Shelf
 
-SIZE_BYTES, QUICK_BYTES = 2**30, 2**27
+SIZE_BYTES, QUICK_BYTES = 2**30, 2**20
+ROUNDS = 7
 AT_MOST = 1 / 0.7
 """At least 70 % of the rate of a fetch."""
 
@@ -41,20 +42,19 @@ def main() -> int:
 
     with lab(bench, fill) as at:
         if at is not None:
-            rounds = 2 if bench.quick else 7
             for is_secure in (False, True):
                 listen = "0.0.0.0:0" if is_secure else "127.0.0.1:0"
                 with fleet.serving(at.stoker, at.bench.home("home"), listen=listen) as coordinator:
-                    measure(at, coordinator, kept[0], rounds, is_secure=is_secure)
+                    measure(at, coordinator, kept[0], is_secure=is_secure)
     return bench.finish()
 
 
-def measure(at: Lab, coordinator: Coordinator, kept: Kept, rounds: int, *, is_secure: bool) -> None:
+def measure(at: Lab, coordinator: Coordinator, kept: Kept, *, is_secure: bool) -> None:
     """One coordinator, with TLS or without."""
     name, origin = (" by TLS 1.3", at.server.tls) if is_secure else ("", "")
     sent = _side(at, coordinator, "send", kept).once()
     sides = [_side(at, coordinator, "receive", kept), at.engine("fetch", kept.file, way="durable", origin=origin)]
-    runs = harness.in_turns(sides, rounds=rounds)
+    runs = at.bench.in_turns(sides, rounds=ROUNDS)
     received, fetched = harness.seconds_of(runs["receive"]), harness.seconds_of(runs["fetch"])
     rows = at.bench.rows
     rows.append(

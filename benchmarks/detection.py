@@ -42,7 +42,7 @@ def main() -> int:
         ]
         for side in sides:
             side.once()  # the first run may still write bytecode or an index
-        runs = harness.in_turns(sides, rounds=5 if bench.quick else 25)
+        runs = bench.in_turns(sides, rounds=25)
     for question in (SNAPSHOT, DOCTOR):
         ours = harness.cpu_of(runs[question]) if runs else None
         bare = harness.cpu_of(runs["bare"]) if runs else None

@@ -35,10 +35,13 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     scene = fault_cases.scene()
     found = fetchers.installed(bench)
-    cases = CASES[:6] if bench.quick else CASES
+    cases = CASES[:1] if bench.quick else CASES
     bench.verdicts = [["", *(one.name for one in found)]]
     for case in cases:
         bench.verdicts.append([case.name, *(_under(bench, case, scene, one) for one in found)])
+    if bench.quick:
+        _count(bench)
+        return bench.finish()
     for name, number in {"Ctrl-C at 5/8": signal.SIGINT, "kill -9 at 5/8": signal.SIGKILL}.items():
         bench.verdicts.append([name, *(_stopped(bench, name, number, scene, one) for one in found)])
     bench.verdicts.append(["a disk of 16 MiB", *(_on_small_disk(bench, scene, one) for one in found)])

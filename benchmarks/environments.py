@@ -28,6 +28,7 @@ from peers import Installed
 PACKAGES = 40
 FILES = 150
 FILE_BYTES = 38_000
+ROUNDS = 5
 MOST = 1.2
 LOOK_S = 0.05
 
@@ -38,8 +39,7 @@ def main() -> int:
     runs: dict[str, harness.Runs] = {}
     looks: list[Run] = []
     if isinstance(ours, Installed):
-        count = 4 if bench.quick else PACKAGES
-        rounds = 2 if bench.quick else 5
+        count = 1 if bench.quick else PACKAGES
         with _index(bench.home("index"), count) as url:
             project = _project(bench, ours, url, count)
             for cache in ("cold", "warm"):
@@ -50,9 +50,9 @@ def main() -> int:
                 if cache == "warm":
                     for side in sides:
                         side.once()
-                runs[cache] = harness.in_turns(sides, rounds=rounds)
+                runs[cache] = bench.in_turns(sides, rounds=ROUNDS)
             home = bench.bench / "scratch" / bench.name / "ours"
-            looks = [_side(ours, project, home, "look", bench, count) for _ in range(rounds)]
+            looks = [_side(ours, project, home, "look", bench, count) for _ in range(1 if bench.quick else ROUNDS)]
     for cache, words in (("cold", "with nothing in uv's cache"), ("warm", "with everything in uv's cache")):
         goal = MOST if cache == "cold" else None
         bench.compare(f"a lock's environment, {words}", "uv sync", runs.get(cache, {}), theirs="uv", at_most=goal)

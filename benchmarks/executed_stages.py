@@ -23,7 +23,7 @@ ROUNDS = {"prefect": 3}
 
 def main() -> int:
     bench = harness.start("executed_stages", __doc__.splitlines()[0])
-    sizes = (50,) if bench.quick else (100, 1000)
+    sizes = (5,) if bench.quick else (100, 1000)
     for count in sizes:
         for shape in SHAPES:
             compare(bench, "kedro", "kedro_disk.py", Case(count=count, shape=shape), at_most=1.0)
@@ -41,7 +41,7 @@ def compare(bench: Benchmark, name: str, script: str, case: Case, *, at_most: fl
         if isinstance(peer := bench.peer(its_name), Installed)
     ]
     bench.say(f"{name}: {case.count} stages, {case.shape}")
-    runs = harness.in_turns(sides, rounds=2 if bench.quick else 7)
+    runs = bench.in_turns(sides, rounds=7)
     question = f"per stage, {case.count:,} in a {case.shape}"
     bench.compare(question, name.capitalize(), runs, theirs=name, at_most=at_most, per=case.count)
 
@@ -52,7 +52,7 @@ def forked(bench: Benchmark, count: int) -> None:
     if isinstance(stoker, Installed):
         bench.say(f"stoker: {count} stages, inline and forked")
         sides = [_fresh(bench, stoker, "stoker_plan.py", Case(count=count, way=way)) for way in ("values", "forked")]
-        runs = harness.in_turns(sides, rounds=2 if bench.quick else 5)
+        runs = bench.in_turns(sides, rounds=5)
         bench.rows.append(
             Row(
                 question=f"per stage, {count:,} in a fan, forked",

@@ -67,7 +67,7 @@ def main() -> int:
 
 def measure(bench: Benchmark, ours: Peer, peer: Peer, where: str, *, database: Any) -> None:
     """Ours in both ways and the peer, in turns."""
-    jobs = 300 if bench.quick else 2000
+    jobs = 50 if bench.quick else 2000
     name = "huey" if database is None else "procrastinate"
     sides, told = [], {key: Told() for key in (*WAYS, name)}
     if isinstance(ours, Installed):
@@ -76,7 +76,7 @@ def measure(bench: Benchmark, ours: Peer, peer: Peer, where: str, *, database: A
         once = _huey(bench, peer, jobs, told[name]) if database is None else _calls(peer, jobs, database, told[name])
         sides.append(Side(name=name, once=once))
     bench.say(f"{where}: {', '.join(side.name for side in sides)}, {jobs:,} jobs")
-    runs = harness.in_turns(sides, rounds=1 if bench.quick else 3)
+    runs = bench.in_turns(sides, rounds=3)
     _judge(bench, runs, told, where, name)
 
 

@@ -66,7 +66,7 @@ def main() -> int:
 
 def fill(bench: Benchmark, peer: Installed, home: Path) -> None:
     """Make the history and the queue of one coordinator long."""
-    count = 20_000 if bench.quick else 1_000_000
+    count = 500 if bench.quick else 1_000_000
     bench.say(f"{count:,} ended jobs and {count:,} that wait")
     with fleet.serving(peer, home) as coordinator:
         _load(peer, coordinator, jobs=100, cycles=50)
@@ -77,7 +77,7 @@ def fill(bench: Benchmark, peer: Installed, home: Path) -> None:
 
 def claims(bench: Benchmark, peer: Installed, old: Path, new: Path) -> int:
     """Cycles with very many waiting and with a thousand, in turns; gives the most memory of the first."""
-    cycles = 500 if bench.quick else 2000
+    cycles = 50 if bench.quick else 2000
     told: dict[str, list[dict[str, Any]]] = {"many": [], "few": []}
     peaks: list[int] = []
 
@@ -93,8 +93,7 @@ def claims(bench: Benchmark, peer: Installed, old: Path, new: Path) -> int:
         with fleet.serving(peer, new) as coordinator:
             return _run(_load(peer, coordinator, jobs=cycles + 1000, cycles=cycles), told["few"])
 
-    rounds = 1 if bench.quick else 3
-    runs = harness.in_turns([Side(name="many", once=many), Side(name="few", once=few)], rounds=rounds)
+    runs = bench.in_turns([Side(name="many", once=many), Side(name="few", once=few)], rounds=3)
     times = {side: harness.seconds_of(some, per=cycles) for side, some in runs.items()}
     cpu = {side: Figure.of([one["server_cpu_s"] / one["executed"] for one in some]) for side, some in told.items()}
     p50 = {side: Figure.of([one["claim_p50_s"] for one in some]) for side, some in told.items()}
@@ -120,7 +119,7 @@ def on_the_old(bench: Benchmark, peer: Installed, home: Path) -> int:
 
 def submit(bench: Benchmark, peer: Installed, coordinator: Coordinator) -> None:
     """10,000 jobs that nobody knows yet, three times: as tables of a file, and as a sweep of one."""
-    count = 1000 if bench.quick else 10_000
+    count = 100 if bench.quick else 10_000
     two = _one(2.0)
     for words, make in ((f"{count:,} tables", _tables), (f"a sweep of {count:,}", _sweep)):
         runs = []
@@ -185,11 +184,11 @@ def lists(bench: Benchmark, coordinator: Coordinator) -> None:
 
 
 def renewals(bench: Benchmark, peer: Installed, coordinator: Coordinator) -> None:
-    workers = 200 if bench.quick else 5000
+    workers = 20 if bench.quick else 5000
     bench.say(f"{workers:,} workers")
     side = str(harness.SIDES / "fleet_renewals.py")
     said = _said([str(peer.python), side, coordinator.url, "--server", str(coordinator.pid), "--workers", str(workers),
-                  "--seconds", "5" if bench.quick else "20"])  # fmt: skip
+                  "--seconds", "1" if bench.quick else "20"])  # fmt: skip
     often = f"each every {said['heartbeat_s']:g} s"
     rate = _one(said["server_cpu_s"] / said["seconds"])
     bench.rows.append(

@@ -28,9 +28,9 @@ def main() -> int:
     told = {way: Told() for way in WAYS}
     runs: harness.Runs = {}
     if isinstance(ours, Installed):
-        jobs = 500 if bench.quick else 3000
+        jobs = 40 if bench.quick else 3000
         sides = [Side(name=way, once=_cycles(bench, ours, way, jobs, told[way])) for way in WAYS]
-        runs = harness.in_turns(sides, rounds=2 if bench.quick else 3)
+        runs = bench.in_turns(sides, rounds=3)
     times = {way: Figure.of([run.seconds / run.executed for run in some]) for way, some in runs.items()}
     _add(bench, "a cycle over TLS", times.get("TLS"), times.get("plain"), most=MOST)
     for words, names in (("coordinator", ("server_cpu_s",)), ("workers", ("cpu_seconds",))):

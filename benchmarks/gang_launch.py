@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import IO
 
 import harness
-import peers
 from harness import Benchmark, Figure, Row, Run, Runs, Side
 from peers import Installed
 
@@ -31,15 +30,23 @@ SPAWN = harness.SIDES / "gang_spawn.py"
 
 def main() -> int:
     bench = harness.start("gang_launch", str(__doc__).splitlines()[0])
-    peer = peers.ensure_launchers(bench.bench)
-    if not isinstance(peer, Installed):
+    peer = bench.environment("launchers")
+    missing = peer.reason if not isinstance(peer, Installed) else ""
+    for name in ("torch", "accelerate"):
+        try:
+            bench.versions[name] = peer.version(name) if isinstance(peer, Installed) else "?"
+        except subprocess.CalledProcessError:
+            missing = f"{name} is not installed"
+    if missing or not isinstance(peer, Installed):
         bench.rows.append(
-            Row(question="bring-up", against="torchrun", ours=None, theirs=None, at_most=WARM, why_missing=peer.reason)
+            Row(question="bring-up", against="torchrun", ours=None, theirs=None, at_most=WARM, why_missing=missing)
         )
         return bench.finish()
-    for name in ("torch", "accelerate"):
-        bench.versions[name] = peer.version(name)
     with _resident(peer) as owner:
+        if bench.quick:
+            # Every other launcher imports torch once more for each rank: seconds that show nothing.
+            _bring_ups(bench, peer, owner, min(RANKS), without=("accelerate", "mp.spawn"))
+            return bench.finish()
         for count in RANKS:
             _bring_ups(bench, peer, owner, count)
         for count in RANKS:
@@ -47,15 +54,16 @@ def main() -> int:
     return bench.finish()
 
 
-def _bring_ups(bench: Benchmark, peer: Installed, owner: Owner, count: int) -> None:
+def _bring_ups(bench: Benchmark, peer: Installed, owner: Owner, count: int, *, without: tuple[str, ...] = ()) -> None:
+    launchers = [name for name in LAUNCHERS if name not in without]
     sides = [
-        *(Side(name=name, once=_launch(bench, peer, name, count)) for name in LAUNCHERS),
+        *(Side(name=name, once=_launch(bench, peer, name, count)) for name in launchers),
         Side(name="warm", once=lambda: owner.ask(f"{count} gloo")),
     ]
-    runs = harness.in_turns(sides, rounds=1 if bench.quick else 5)
+    runs = bench.in_turns(sides, rounds=5)
     for way, most, cpu in (("warm", WARM, CPU), ("stoker", COLD, CPU)):
         words = "resident owner" if way == "warm" else "`stoker gang run`"
-        for other in ("torchrun", "accelerate", "mp.spawn"):
+        for other in (name for name in launchers if name != "stoker"):
             goal = most if other == "torchrun" else None
             bench.rows.append(_row(f"{count} ranks up, {words}", other, runs, way, other, goal))
         used = {name: harness.cpu_of(some) for name, some in runs.items()}
@@ -75,7 +83,7 @@ def _failures(bench: Benchmark, peer: Installed, owner: Owner, count: int) -> No
         *(Side(name=name, once=_launch(bench, peer, name, count, "raise")) for name in ("torchrun", "stoker")),
         Side(name="warm", once=lambda: owner.ask(f"{count} gloo raise")),
     ]
-    runs = harness.in_turns(sides, rounds=1 if bench.quick else 5)
+    runs = bench.in_turns(sides, rounds=5)
     for way, words in (("warm", "resident owner"), ("stoker", "`stoker gang run`")):
         bench.rows.append(_row(f"rank 1 of {count} raises → told, {words}", "torchrun", runs, way, "torchrun", FAILED))
     goal = Figure(best=FAILED_S, median=FAILED_S, runs=1)

@@ -4,6 +4,9 @@ Sides run in turns (A B A B …), each in a fresh process, so that a busy moment
 decides, the median stands beside it. Dirty pages are flushed before every run, so that nobody's durable write waits
 for another's data. A side proves how much really ran; a "hit" that executed something stops the benchmark instead of
 flattering anyone.
+
+`--quick` is the smoke run that every benchmark has: tiny sizes, one round, Stoker from the interpreter that runs the
+benchmark, the peers that are installed already. It shows that the benchmark still runs; it judges no goal.
 """
 
 from __future__ import annotations
@@ -132,16 +135,34 @@ class Benchmark:
 
     def peer(self, name: str, distribution: str | None = None) -> peers.Peer:
         """A peer's environment (or Stoker's, by that name); its version is reported with the figures."""
-        if name in self.without:
-            found: peers.Peer = peers.NotInstalled(name=name, reason="left out on purpose")
-        else:
-            found = peers.ensure_stoker(self.bench) if name == "stoker" else peers.ensure_peer(name, self.bench)
+        found = self.environment(name)
         match found:
             case peers.Installed():
                 self.versions[name] = found.version(distribution or name)
             case peers.NotInstalled(reason=reason):
                 self.versions[name] = f"{name} is not installed: {reason}"
         return found
+
+    def environment(self, name: str) -> peers.Peer:
+        """The environment of a peer, of Stoker, or of Stoker beside other launchers of ranks; installed if need be."""
+        if name in self.without:
+            return peers.NotInstalled(name=name, reason="left out on purpose")
+        if name in ("stoker", "launchers"):
+            if self.quick:
+                return peers.borrow_stoker(self.bench)
+            return peers.ensure_stoker(self.bench) if name == "stoker" else peers.ensure_launchers(self.bench)
+        return peers.find_peer(name, self.bench) if self.quick else peers.ensure_peer(name, self.bench)
+
+    def in_turns(self, sides: Sequence[Side], *, rounds: int) -> Runs:
+        """Measure every side once per round, in an order that is reversed each time; return all runs by side."""
+        runs: Runs = {side.name: [] for side in sides}
+        for turn in range(1 if self.quick else rounds):
+            for side in sides if turn % 2 == 0 else reversed(sides):
+                if side.rounds is None or turn < side.rounds:
+                    if not self.quick:
+                        os.sync()
+                    runs[side.name].append(side.once())
+        return runs
 
     def program(self, name: str) -> str | None:
         """Where a program of this machine lies, if it is there; its version is reported with the figures."""
@@ -181,11 +202,11 @@ class Benchmark:
         print(text, file=sys.stderr, flush=True)
 
     def finish(self) -> int:
-        """Reports, removes the scratch folder; 0 if every goal was met and measured, else 1."""
+        """Report, remove the scratch folder; return 0 if every goal that is judged was measured and met."""
         shutil.rmtree(self.bench / "scratch" / self.name, ignore_errors=True)
         answer = self._answer()
         print(json.dumps(answer) if self.as_json else results.as_text(answer))
-        return 0 if all(row.verdict in ("PASS", "-") for row in self.rows) else 1
+        return 0 if all(row["verdict"] in ("PASS", "-") for row in answer["rows"]) else 1
 
     def _notes(self) -> list[str]:
         """Add who else was at work: times say little then."""
@@ -197,7 +218,7 @@ class Benchmark:
         return [*self.notes, said + (f"; measured at nice {nice}." if nice else ".")]
 
     def _answer(self) -> results.Answer:
-        rows = [{**asdict(row), "ratio": row.ratio, "verdict": row.verdict} for row in self.rows]
+        rows = [{**asdict(row), "ratio": row.ratio, "verdict": "-" if self.quick else row.verdict} for row in self.rows]
         return {
             "benchmark": self.name,
             "asks": self.asks,
@@ -205,7 +226,7 @@ class Benchmark:
             "measured_at": self.measured_at or datetime.now(UTC).isoformat(timespec="minutes"),
             "load_before": self.load_before,
             "load_after": os.getloadavg()[0],
-            "machine": self.measured_on or machine.facts(self.bench),
+            "machine": self.measured_on or machine.facts(self.bench, quick=self.quick),
             "versions": self.versions,
             "rows": rows,
             **({"verdicts": self.verdicts} if self.verdicts else {}),
@@ -223,7 +244,9 @@ def options(about: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.add_argument(
-        "--quick", action="store_true", help="fewer rounds and smaller sizes: a smoke test, not a figure to keep"
+        "--quick",
+        action="store_true",
+        help="smoke run: tiny sizes, one round, installs nothing, judges no goal; not a figure to keep",
     )
     parser.add_argument(
         "--bench", type=Path, default=peers.DEFAULT_BENCH, help="folder for environments and scratch data"
@@ -244,17 +267,6 @@ def begin(name: str, asks: str, asked: argparse.Namespace) -> Benchmark:
         as_json=asked.json,
         without=frozenset(asked.without),
     )
-
-
-def in_turns(sides: Sequence[Side], *, rounds: int) -> Runs:
-    """Measures every side once per round, in an order that is reversed each time, and gives all runs by side."""
-    runs: Runs = {side.name: [] for side in sides}
-    for turn in range(rounds):
-        for side in sides if turn % 2 == 0 else reversed(sides):
-            if side.rounds is None or turn < side.rounds:
-                os.sync()
-                runs[side.name].append(side.once())
-    return runs
 
 
 def seconds_of(runs: Sequence[Run], *, per: int = 1) -> Figure:

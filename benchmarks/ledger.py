@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def calls(bench: Benchmark, peer: Installed) -> None:
-    count = 100 if bench.quick else 1000
+    count = 10 if bench.quick else 1000
     ways = {"stoker": "stoker", "a JSON file, locked and synced": "json", "a table in SQLite, unsynced": "sqlite"}
     sides = [
         Side(
@@ -51,7 +51,7 @@ def calls(bench: Benchmark, peer: Installed) -> None:
         )
         for name, way in ways.items()
     ]
-    runs = harness.in_turns(sides, rounds=2 if bench.quick else 7)
+    runs = bench.in_turns(sides, rounds=7)
     goal = Figure(best=GOAL_S, median=GOAL_S, runs=1)
     ours = harness.seconds_of(runs["stoker"], per=count)
     bench.rows.append(Row(question=CALL, against="2 ms", ours=ours, theirs=goal, at_most=1.0))
@@ -60,23 +60,23 @@ def calls(bench: Benchmark, peer: Installed) -> None:
 
 
 def race(bench: Benchmark, peer: Installed) -> None:
-    rounds = 200 if bench.quick else 10_000
-    bench.say(f"32 processes, {rounds} rounds, killed on the way")
-    said = _say(peer, ["race", str(bench.home("race")), "32", str(rounds)])
+    crowd, rounds = (4, 20) if bench.quick else (32, 10_000)
+    bench.say(f"{crowd} processes, {rounds} rounds, killed on the way")
+    said = _say(peer, ["race", str(bench.home("race")), str(crowd), str(rounds)])
     capacity = Figure(best=said["capacity"], median=said["capacity"], runs=1)
     most = Figure(best=said["most"], median=said["most"], runs=1)
-    question = f"{said['rounds']:,} rounds by 32 processes, {said['killed']} killed: most held at one moment"
+    question = f"{said['rounds']:,} rounds by {crowd} processes, {said['killed']} killed: most held at one moment"
     bench.rows.append(
         Row(question=question, against="the device", unit="bytes", ours=most, theirs=capacity, at_most=1.0)
     )
     per_round = said["seconds"] / said["rounds"]
     alone = next(row.ours for row in bench.rows if row.question == CALL)
     once = Figure(best=per_round, median=per_round, runs=1)
-    bench.rows.append(Row(question="a round among 32, waiting in line", against="alone", ours=once, theirs=alone))
+    bench.rows.append(Row(question=f"a round among {crowd}, waiting in line", against="alone", ours=once, theirs=alone))
 
 
 def wakes(bench: Benchmark, peer: Installed) -> None:
-    said = _say(peer, ["wake", str(bench.home("wake")), "5" if bench.quick else "50"])
+    said = _say(peer, ["wake", str(bench.home("wake")), "1" if bench.quick else "50"])
     goal = Figure(best=WAKE_GOAL_S, median=WAKE_GOAL_S, runs=1)
     for how, question in (
         ("release", "from a release to the next one's room"),

@@ -21,7 +21,7 @@ def main() -> int:
     bench = harness.start("metrics", __doc__.splitlines()[0])
     stoker, tensorboard, mlflow = (bench.peer(name) for name in ("stoker", "tensorboard", "mlflow-skinny"))
     # MLflow opens and closes a file per number, so it is asked for fewer; its cost does not depend on how many.
-    steps, few = (2000, 50) if bench.quick else (20_000, 500)
+    steps, few = (100, 2) if bench.quick else (20_000, 500)
     folder = bench.home("runs")
     cases = [
         ("stoker", stoker, "stoker_scalars.py", Case(count=steps, way="three"), SCALARS_PER_STEP),
@@ -36,7 +36,7 @@ def main() -> int:
         if isinstance(peer, Installed):
             arguments = case.arguments(folder)
             sides.append(_side(name, peer, script, arguments, scalars[name]))
-    runs = harness.in_turns(sides, rounds=2 if bench.quick else 7)
+    runs = bench.in_turns(sides, rounds=7)
     figures = {name: harness.seconds_of(taken, per=scalars[name]) for name, taken in runs.items()}
     limit = Figure.of([LIMIT_S])
     ours = figures.get("stoker")

@@ -19,7 +19,8 @@ sys.path.insert(0, str(harness.SIDES))
 from override_words import EVERY, WORDS
 
 TENTH = 0.1
-FEW, TRIALS, MANY = 1_000, 10_000, 100_000
+TRIALS = (1_000, 10_000, 100_000)
+QUICK_TRIALS = (1_000, 2_000, 3_000)
 LIMIT_S = 2.0
 FLAT = 1.1
 
@@ -37,13 +38,13 @@ def compare_parsers(bench: Benchmark, stoker: Peer, hydra: Peer) -> None:
     scripts = {"stoker": (stoker, "stoker_overrides.py"), "hydra-core": (hydra, "hydra_overrides.py")}
     for sort, words in {"every": EVERY, **WORDS}.items():
         bench.say(f"overrides: {sort}")
-        count = len(words) * (20 if bench.quick else 200)
+        count = len(words) * (1 if bench.quick else 200)
         sides = [
             Side(name=name, once=_once(peer, script, count, sort, bench.home(name)))
             for name, (peer, script) in scripts.items()
             if isinstance(peer, Installed)
         ]
-        runs = harness.in_turns(sides, rounds=2 if bench.quick else 5)
+        runs = bench.in_turns(sides, rounds=5)
         question = "one override" if sort == "every" else f"one override: {sort}"
         bench.compare(question, "Hydra's parser", runs, theirs="hydra-core", at_most=TENTH, per=count)
 
@@ -51,30 +52,31 @@ def compare_parsers(bench: Benchmark, stoker: Peer, hydra: Peer) -> None:
 def expand(bench: Benchmark, stoker: Peer) -> None:
     """The time of many trials, and what ten times as many do to memory."""
     runs: dict[int, list[Run]] = {}
+    few, usual, many = QUICK_TRIALS if bench.quick else TRIALS
     if not isinstance(stoker, NotInstalled):
-        for count in (FEW, TRIALS, MANY):
+        for count in (few, usual, many):
             bench.say(f"stoker: {count:,} trials")
-            rounds = 1 if bench.quick or count > TRIALS else 5
+            rounds = 1 if bench.quick or count > usual else 5
             once = _once(stoker, "stoker_trials.py", count, "", bench.home("stoker"))
             runs[count] = [once() for _ in range(rounds)]
     bench.rows.append(
         Row(
-            question=f"{TRIALS:,} trials expanded, fingerprinted and named",
+            question=f"{usual:,} trials expanded, fingerprinted and named",
             against=f"{LIMIT_S:.0f} s",
-            ours=harness.seconds_of(runs[TRIALS]) if runs else None,
+            ours=harness.seconds_of(runs[usual]) if runs else None,
             theirs=Figure.of([LIMIT_S]),
             at_most=1.0,
             why_missing=bench.missing("stoker"),
         )
     )
-    for few, many, at_most in ((FEW, TRIALS, FLAT), (TRIALS, MANY, None)):
+    for fewer, more, at_most in ((few, usual, FLAT), (usual, many, None)):
         bench.rows.append(
             Row(
-                question=f"memory at {many:,} trials",
-                against=f"at {few:,}",
+                question=f"memory at {more:,} trials",
+                against=f"at {fewer:,}",
                 unit="bytes",
-                ours=_memory(runs.get(many)),
-                theirs=_memory(runs.get(few)),
+                ours=_memory(runs.get(more)),
+                theirs=_memory(runs.get(fewer)),
                 at_most=at_most,
                 why_missing=bench.missing("stoker"),
             )

@@ -35,9 +35,9 @@ def main() -> int:
 
 def pace(bench: Benchmark, stoker: Installed) -> None:
     """The whole queue, from the first decision to the last release."""
-    nodes, jobs = (200, 5_000) if bench.quick else (10_000, 1_000_000)
+    nodes, jobs = (20, 100) if bench.quick else (10_000, 1_000_000)
     bench.say(f"{jobs:,} jobs on {nodes:,} machines")
-    runs = harness.in_turns([_side(stoker, "full", "everything", nodes=nodes, count=jobs)], rounds=1)
+    runs = bench.in_turns([_side(stoker, "full", "everything", nodes=nodes, count=jobs)], rounds=1)
     measured = runs["full"]
     bench.rows.append(
         Row(
@@ -45,7 +45,7 @@ def pace(bench: Benchmark, stoker: Installed) -> None:
             against=f"{GOAL_PER_S:,} a second",
             ours=harness.seconds_of(measured, per=jobs),
             theirs=_constant(1 / GOAL_PER_S),
-            at_most=None if bench.quick else 1.0,
+            at_most=1.0,
         )
     )
     bench.rows.append(
@@ -64,11 +64,11 @@ def queue_lengths(bench: Benchmark, stoker: Installed) -> None:
 
     Few machines, all of a sort that one job keeps busy: with 1,000 jobs, too, every one of them always has work.
     """
-    nodes, count = (50, 2_000) if bench.quick else (500, 60_000)
-    lengths = (1_000, 5_000) if bench.quick else (1_000, 10_000, 100_000, 1_000_000)
+    nodes, count = (5, 100) if bench.quick else (500, 60_000)
+    lengths = (100, 200) if bench.quick else (1_000, 10_000, 100_000, 1_000_000)
     bench.say(f"queues of {', '.join(f'{length:,}' for length in lengths)}")
     sides = [_side(stoker, "steady", "desktop", nodes=nodes, count=count, waiting=length) for length in lengths]
-    runs = harness.in_turns(sides, rounds=1 if bench.quick else 3)
+    runs = bench.in_turns(sides, rounds=3)
     first = harness.seconds_of(runs[sides[0].name], per=count)
     for side, length in zip(sides[1:], lengths[1:], strict=True):
         bench.rows.append(
@@ -77,7 +77,7 @@ def queue_lengths(bench: Benchmark, stoker: Installed) -> None:
                 against=f"{lengths[0]:,}",
                 ours=harness.seconds_of(runs[side.name], per=count),
                 theirs=first,
-                at_most=None if bench.quick else 1.2,
+                at_most=1.2,
             )
         )
 
@@ -88,7 +88,7 @@ def makespans(bench: Benchmark, stoker: Installed) -> None:
     bench.verdicts = [["mix", "jobs", "never placed by B's rule as it is", "placed where no device holds them"]]
     for mix in MIXES:
         bench.say(f"{mix}, {nodes:,} machines")
-        told = _ask(stoker, mix, nodes, 20 * nodes if bench.quick else 0)
+        told = _ask(stoker, mix, nodes, 2 * nodes if bench.quick else 0)
         jobs = told["jobs"]
         hours = {name: _constant(round(told[name] / 3600, 2)) for name in ("makespan_s", "bound_s", "greedy_s")}
         for against, theirs, at_most in (("lower bound", "bound_s", 1.1), ("B's greedy rule", "greedy_s", 1.0)):
@@ -99,7 +99,7 @@ def makespans(bench: Benchmark, stoker: Installed) -> None:
                     unit="h",
                     ours=hours["makespan_s"],
                     theirs=hours[theirs],
-                    at_most=None if bench.quick else at_most,
+                    at_most=at_most,
                 )
             )
         defects = told["defects"]

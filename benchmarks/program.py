@@ -25,14 +25,14 @@ WAYS = {
 def main() -> int:
     bench = harness.start("program", __doc__.splitlines()[0])
     stoker = bench.peer("stoker")
-    count = 10 if bench.quick else 100
+    count = 1 if bench.quick else 100
     runs: Runs = {}
     broken: dict[str, str] = {}
     if isinstance(stoker, Installed):
         sides = [
             side for way in (BARE, *WAYS) if (side := side_of(bench, stoker, "program_stages.py", way, count, broken))
         ]
-        runs = harness.in_turns(sides, rounds=2 if bench.quick else 7)
+        runs = bench.in_turns(sides, rounds=7)
     for way, said in WAYS.items():
         why = broken.get(way, bench.missing("stoker"))
         bench.rows.append(row_of(runs, way, f"a program as a stage {said}", count, why))

@@ -31,7 +31,7 @@ class Raced:
 
 def main() -> int:
     bench = harness.start("race", __doc__.splitlines()[0])
-    racers = 10 if bench.quick else 50
+    racers = 3 if bench.quick else 50
     stoker, joblib = bench.peer("stoker"), bench.peer("joblib")
     ours: list[Raced] = []
     theirs: list[Raced] = []

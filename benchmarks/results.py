@@ -2,7 +2,7 @@
 
 An answer is the JSON object that a benchmark prints. `results.json` keeps the newest one of each benchmark, so that
 one question can be asked again without the others; RESULTS.md is drawn from it and holds nothing that was not
-measured.
+measured. A benchmark that failed is recorded as failed: older figures of it stay, and the page says that they are old.
 """
 
 from __future__ import annotations
@@ -43,11 +43,23 @@ def record(answers: list[Answer]) -> None:
     PAGE.write_text(as_page(list(kept.values())))
 
 
+def record_failure(name: str, asks: str, at: str, reason: str) -> None:
+    """Note that a benchmark gave no answer; figures that it gave before stay, marked as older."""
+    kept: dict[str, Answer] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    before = kept.get(name, {"benchmark": name, "asks": asks, "rows": []})
+    record([{**before, "failed": {"at": at, "reason": reason}}])
+
+
 def as_page(answers: list[Answer]) -> str:
     """All answers as a Markdown page."""
     parts = [_INTRODUCTION]
     for answer in sorted(answers, key=lambda answer: answer["benchmark"]):
         parts.append(f"## {answer['benchmark']}\n\n{answer['asks']}\n")
+        if failed := answer.get("failed"):
+            older = " The figures below are older." if answer["rows"] else ""
+            parts.append(f"**Failed** {failed['at']}: {failed['reason']}.{older}\n")
+            if not older:
+                continue
         parts.append(_markdown_table(answer))
         if answer.get("verdicts"):
             parts.append(_verdict_table(answer["verdicts"]))

@@ -21,7 +21,7 @@ from harness import Benchmark, Figure, Row
 from peers import Installed
 
 FILES = 1000
-DATA_BYTES = 64 << 20
+DATA_BYTES, QUICK_BYTES = 64 << 20, 1 << 20
 ROUNDS = 12
 MOST_S = 0.1
 
@@ -50,7 +50,7 @@ def _measured(bench: Benchmark, peer: Installed) -> dict[str, list[float]]:
     took: dict[str, list[float]] = {"bare": [], "full": []}
     with fleet.serving(peer, home) as coordinator, working(peer, coordinator, "waits"):
         _wait_for_machines(coordinator, 1)
-        for number in range(1 + (3 if bench.quick else ROUNDS)):
+        for number in range(1 + (1 if bench.quick else ROUNDS)):
             for way, seconds in took.items():
                 seconds.append(_submitted(peer, coordinator, project, way, number))
     return {way: seconds[1:] for way, seconds in took.items()}
@@ -77,14 +77,14 @@ def _submitted(peer: Installed, coordinator: Coordinator, project: Path, way: st
 
 
 def _project(folder: Path, bench: Benchmark) -> Path:
-    for number in range(50 if bench.quick else FILES):
+    for number in range(5 if bench.quick else FILES):
         part = folder / f"part{number % 20}"
         part.mkdir(exist_ok=True)
         (part / f"module{number}.py").write_text(f"VALUE = {number}\n" * 40)
     (folder / "stamp.py").write_text(STAMP)
     # An environment of nothing but an interpreter is found again the way one of forty packages is.
     (folder / "requirements.txt").write_text("")
-    (folder / "data.bin").write_bytes(os.urandom(DATA_BYTES))
+    (folder / "data.bin").write_bytes(os.urandom(QUICK_BYTES if bench.quick else DATA_BYTES))
     (folder / ".gitignore").write_text("data.bin\nmanifest.toml\n")
     as_us = ["-c", "user.name=bench", "-c", "user.email=bench@localhost"]
     for words in (["init", "-q"], ["add", "-A"], [*as_us, "commit", "-q", "-m", "bench"]):

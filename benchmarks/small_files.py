@@ -17,7 +17,7 @@ from nginx import Shelf
 from peers import Installed
 
 REPOSITORY = "bench/small"
-COUNT, QUICK_COUNT = 1000, 100
+COUNT, QUICK_COUNT = 1000, 5
 
 
 def main() -> int:
@@ -37,7 +37,7 @@ def main() -> int:
             if isinstance(peer := bench.peer("huggingface_hub"), Installed):
                 hf = peer.program("hf")
                 sides.append(at.command("hf", lambda _: [hf, "download", REPOSITORY], brings=least))
-            runs = harness.in_turns(sides, rounds=2 if bench.quick else 7)
+            runs = bench.in_turns(sides, rounds=7)
             for question, figure, at_most in (("", harness.seconds_of, 0.333), (": CPU time", harness.cpu_of, None)):
                 bench.rows.append(
                     Row(

@@ -32,7 +32,7 @@ def main() -> int:
             sides.append(_side(bench, " ".join(words), peer, [str(peer.program(words[0])), *words[1:]]))
     for side in sides:
         side.once()  # the first run may still write bytecode or an index
-    runs = harness.in_turns(sides, rounds=5 if bench.quick else 25)
+    runs = bench.in_turns(sides, rounds=25)
     for name, words, at_most in COMMANDS:
         measured, bare = runs.get(" ".join(words)), runs.get(f"{name} bare")
         bench.rows.append(

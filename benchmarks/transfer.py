@@ -19,12 +19,13 @@ from nginx import Served, Shelf
 from peers import Installed
 
 REPOSITORY = "bench/large"
-SIZE_BYTES, QUICK_BYTES, SMALL_BYTES = 2**31, 2**28, 2**26
+SIZE_BYTES, SMALL_BYTES = 2**31, 2**26
+QUICK_BYTES, QUICK_SMALL_BYTES = 2**21, 2**20
 MEMORY_BYTES = 100_000_000
 CORES = 2
 """The floor is that of two cores, one for each end."""
-SLOW_ROUNDS = 3
-"""How often those run that take several times as long."""
+ROUNDS, SLOW_ROUNDS = 7, 3
+"""The second is for those that take several times as long."""
 
 
 def main() -> int:
@@ -32,22 +33,22 @@ def main() -> int:
     files: list[Served] = []
 
     def fill(shelf: Shelf) -> None:
-        files.append(shelf.add(REPOSITORY, "large.bin", QUICK_BYTES if bench.quick else SIZE_BYTES, is_large=True))
-        files.append(shelf.add(REPOSITORY, "small.bin", SMALL_BYTES, is_large=True))
+        large, small = (QUICK_BYTES, QUICK_SMALL_BYTES) if bench.quick else (SIZE_BYTES, SMALL_BYTES)
+        files.append(shelf.add(REPOSITORY, "large.bin", large, is_large=True))
+        files.append(shelf.add(REPOSITORY, "small.bin", small, is_large=True))
 
     with lab(bench, fill) as at:
         if at is not None:
-            rounds = 2 if bench.quick else 7
             large, small = files
-            plain(at, large, rounds)
-            from_a_hub(at, large, rounds)
-            tls(at, large, rounds)
-            progress(at, large, rounds)
+            plain(at, large)
+            from_a_hub(at, large)
+            tls(at, large)
+            progress(at, large)
             memory(at, small, large)
     return bench.finish()
 
 
-def plain(at: Lab, file: Served, rounds: int) -> None:
+def plain(at: Lab, file: Served) -> None:
     """By its address, without TLS: the engine, the command, and programs that do less."""
     address, bench = at.server.address(file), at.bench
     sides = [
@@ -62,7 +63,7 @@ def plain(at: Lab, file: Served, rounds: int) -> None:
         # without its preallocation, which writes everything twice here, and by one connection, which is its quickest
         words = [aria2c, "--quiet", "--no-conf", "--file-allocation=none", f"--checksum=sha-256={file.sha256}", address]
         sides.append(at.command("aria2c", lambda _: words, brings=file.size_bytes, rounds=SLOW_ROUNDS))
-    runs = harness.in_turns(sides, rounds=rounds)
+    runs = bench.in_turns(sides, rounds=ROUNDS)
     for question, ours, against, theirs, at_most in (
         ("checked, in process, before the sync", "checked", "sha256 alone", "sha256", 1.176),
         ("checked and durable, in process", "durable", "sha256 alone", "sha256", 1.428),
@@ -82,7 +83,7 @@ def plain(at: Lab, file: Served, rounds: int) -> None:
         )
 
 
-def from_a_hub(at: Lab, file: Served, rounds: int) -> None:
+def from_a_hub(at: Lab, file: Served) -> None:
     """By repository and name, into the cache that other programs share."""
     bench, words = at.bench, (REPOSITORY, file.name)
     sides = [at.command("hub", lambda _: at.fetch(*words, "--no-progress"), brings=file.size_bytes)]
@@ -90,7 +91,7 @@ def from_a_hub(at: Lab, file: Served, rounds: int) -> None:
         hf = peer.program("hf")
         download = at.command("hf", lambda _: [hf, "download", *words], brings=file.size_bytes, rounds=SLOW_ROUNDS)
         sides.append(download)
-    runs = harness.in_turns(sides, rounds=rounds)
+    runs = bench.in_turns(sides, rounds=ROUNDS)
     for question, figure, at_most in (("", harness.seconds_of, 0.333), (": CPU time", harness.cpu_of, 0.6)):
         bench.rows.append(
             Row(
@@ -104,7 +105,7 @@ def from_a_hub(at: Lab, file: Served, rounds: int) -> None:
         )
 
 
-def tls(at: Lab, file: Served, rounds: int) -> None:
+def tls(at: Lab, file: Served) -> None:
     """Against what the CPU time of client and server would take if it were spread over two cores without a gap."""
     engine = at.engine("tls", file, way="durable", origin=at.server.tls)
     floors: list[float] = []
@@ -118,7 +119,7 @@ def tls(at: Lab, file: Served, rounds: int) -> None:
     sides = [Side(name="tls", once=once)]
     if at.bench.program("curl"):
         sides.append(_curl(at, file, origin=at.server.tls))
-    runs = harness.in_turns(sides, rounds=rounds)
+    runs = at.bench.in_turns(sides, rounds=ROUNDS)
     question, ours, curled = "checked and durable by TLS 1.3, in process", _seconds(runs, "tls"), _seconds(runs, "curl")
     floor = "the CPU time of both ends, on 2 cores"
     at.bench.rows += [
@@ -127,13 +128,13 @@ def tls(at: Lab, file: Served, rounds: int) -> None:
     ]
 
 
-def progress(at: Lab, file: Served, rounds: int) -> None:
+def progress(at: Lab, file: Served) -> None:
     """The same command on a terminal, with its progress shown and without."""
     sides = [
         _stoker(at, "shown", file, on_terminal=True),
         _stoker(at, "hidden", file, "--no-progress", on_terminal=True),
     ]
-    runs = harness.in_turns(sides, rounds=rounds)
+    runs = at.bench.in_turns(sides, rounds=ROUNDS)
     shown, hidden = _seconds(runs, "shown"), _seconds(runs, "hidden")
     at.bench.rows.append(
         Row(question="with its progress shown", against="--no-progress", ours=shown, theirs=hidden, at_most=1.02)
@@ -143,7 +144,7 @@ def progress(at: Lab, file: Served, rounds: int) -> None:
 def memory(at: Lab, small: Served, large: Served) -> None:
     """The peak of the whole command; the worst run decides."""
     sides = [_stoker(at, file.name, file) for file in (small, large)]
-    runs = harness.in_turns(sides, rounds=2)
+    runs = at.bench.in_turns(sides, rounds=2)
     limit = Figure.of([float(MEMORY_BYTES)])
     peaks = {file: harness.peak_of(runs[file.name]) for file in (small, large)}
     for file, against, theirs, at_most in (

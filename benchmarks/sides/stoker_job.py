@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stoker.assembly import Assembly, read_settings
+from stoker.assembly.house import Assembly
+from stoker.assembly.settings import read_settings
 from stoker.model.digests import digest_value
 from stoker.plan.graph import Plan
 from stoker.plan.outcome import RunResult

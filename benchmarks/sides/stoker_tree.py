@@ -30,7 +30,7 @@ from stoker.wire.leasing import Hello
 from stoker.worker.peering.reaching import peer_opener
 from stoker.worker.peering.server import PeerServer
 from stoker.worker.peering.shelf import Shelf
-from stoker.worker.shipping.origins import CoordinatorAlone, FleetOrigins
+from stoker.worker.shipping.origins import FleetOrigins
 from stoker.worker.shipping.tree_receiving import receive_tree
 from stoker.worker.shipping.tree_sending import InFolder, send_tree
 
@@ -49,8 +49,10 @@ def main() -> None:
             done = tree.size_bytes
         elif asked.way == "receive":
             store = _store(os.path.join(asked.home, "store"), opened)
+            # It can open the way to no other machine, so everything comes from the coordinator.
+            origins = opened.enter_context(FleetOrigins(client, transport, worker="alone", open_peer=lambda _: None))
             started, used = time.perf_counter(), time.process_time()
-            receive_tree(CoordinatorAlone(client, transport), tree.digest(), store, stop=Stop(), clock=CLOCK)
+            receive_tree(origins, tree.digest(), store, stop=Stop(), clock=CLOCK)
             done = tree.size_bytes
         else:
             started, used = time.perf_counter(), time.process_time()
