@@ -102,7 +102,7 @@ def starts(bench: Benchmark, peer: Installed) -> None:
 
 
 def deaths(bench: Benchmark, peer: Installed) -> None:
-    home = bench.home("deaths")
+    home, project = bench.home("deaths"), bench.home("project")
     lease_s = QUICK_LEASE_S if bench.quick else LEASE_S
     with fleet.serving(peer, home, "--lease", f"{lease_s:g}s") as coordinator:
         took = []
@@ -111,7 +111,7 @@ def deaths(bench: Benchmark, peer: Installed) -> None:
                 _wait_for_machines(coordinator, 1)
                 mark = home / f"mark{number}"
                 program = [str(peer.program("stoker")), "submit", "--yes", "--quiet", "--name", f"long{number}", "--"]
-                subprocess.run([*program, sys.executable, "-c", STAY, str(mark)], check=True, cwd=home,
+                subprocess.run([*program, sys.executable, "-c", STAY, str(mark)], check=True, cwd=project,
                                stdout=_NOBODY, env=harness.environment_with(coordinator.environment))  # fmt: skip
                 _read(mark)
                 with working(peer, coordinator, f"lives{number}"):

@@ -53,6 +53,21 @@ def test_the_list_of_recipes_imports_no_cookbook_and_no_store(shell: Shell) -> N
     assert not loaded & (NEVER | {"stoker_toy", "stoker.cookbooks", "sqlite3", "stoker.plan.recipe", "stoker.store"})
 
 
+FOR_OTHER_RUNS = {
+    "socket",
+    "stoker.hardware.estimate",
+    "stoker.host.interpreter",
+    "stoker.plan.plan_file",
+    "stoker.plan.preview",
+}
+"""What programs, plan files, dry runs and trials that share a process need: 30 ms of a run of 300."""
+
+
+def test_a_run_of_nothing_but_hits_does_not_import_what_other_runs_need(shell: Shell) -> None:
+    shell.stoker("run", "toy/sum", "value=3")
+    assert not modules_of(shell, "run", "toy/sum", "value=3") & FOR_OTHER_RUNS
+
+
 @pytest.mark.parametrize("words", [(), ("--dry-run",), ("--json",)])
 def test_a_run_of_nothing_but_hits_imports_nothing_heavy(shell: Shell, words: tuple[str, ...]) -> None:
     shell.stoker("run", "toy/sum", "value=3")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+import os
 from collections.abc import Mapping
 
 HOST_VARIABLE = "FLEET_HOST_ID"
@@ -14,4 +14,5 @@ def host_name(environment: Mapping[str, str], override: str = "") -> tuple[str, 
         return override, "as asked"
     if named := environment.get(HOST_VARIABLE, "").strip():
         return named, HOST_VARIABLE
-    return socket.gethostname(), "hostname"
+    # what `socket.gethostname` says, without the 4 ms that importing `socket` takes
+    return os.uname().nodename, "hostname"

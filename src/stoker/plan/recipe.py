@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from stoker.model.frozen import fresh, frozen
 from stoker.plan.args import ArgsSchema
 from stoker.plan.graph import Plan
 from stoker.plan.kind import Kind
@@ -29,7 +29,7 @@ class Category(StrEnum):
     USER = "user"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@frozen
 class Recipe:
     """One entry of the catalogue."""
 
@@ -44,9 +44,13 @@ class Recipe:
     compile: Callable[..., Plan]
     shares: Shares | None = None
     """Says of arguments what such a job shares with its like; nothing: it works alone."""
-    brings: Mapping[str, str] = field(default_factory=dict)
+    brings: Mapping[str, str] = fresh(factory=dict)
     """Arguments that may name a repository of the hub in place of a folder, each with the small file of it by which
     `shares` knows how large it is. A machine of the fleet brings it, and puts its folder there."""
+
+    # one object for each that is declared: it equals itself alone
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     @property
     def leaf(self) -> str:
@@ -95,7 +99,7 @@ def recipe(  # noqa: PLR0913 - a declaration says everything at once
     return declare
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@frozen
 class Cookbook:
     """A pack of recipes, stages and kinds, found through the entry point group `stoker.cookbooks`."""
 
@@ -104,7 +108,11 @@ class Cookbook:
     recipes: tuple[Recipe, ...] = ()
     stages: tuple[Stage, ...] = ()
     kinds: tuple[type[Kind[Any]], ...] = ()
-    prefill: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    prefill: Mapping[str, Mapping[str, Any]] = fresh(factory=dict)
     """Example arguments by recipe; they win over defaults when a recipe is shown."""
     preload: tuple[str, ...] = ()
     """Modules worth importing once before the first stage runs in a child."""
+
+    # one object for each that is declared: it equals itself alone
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__

@@ -13,7 +13,6 @@ import inspect
 import re
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from stoker.model.frozen import frozen
@@ -37,7 +36,7 @@ class Port:
     takes_many: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@frozen
 class Stage:
     """One declared stage. Identity is the catalogue name and version, never the place of its code."""
 
@@ -71,6 +70,10 @@ class Stage:
     foresee: Callable[[Any], str | None] | None = None
     """Reads what its arguments name, for a dry run: raises what running would find wrong there, gives what it would
     tell of it."""
+
+    # one object for each that is declared: it equals itself alone
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     @property
     def module(self) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from stoker.hardware.estimate.seating import seated
 from stoker.model.frozen import frozen
 from stoker.model.resources import Needs
 from stoker.plan.graph import Node
@@ -75,6 +74,8 @@ def foretell_companies(
 
 
 def _forecast(members: Sequence[Needs], room: Room, about: str) -> CompanyForecast:
+    from stoker.hardware.estimate.seating import seated  # noqa: PLC0415 - 7 ms that only a company should cost
+
     is_on_device = members[0].gpu > 0
     free_bytes = room.device_bytes if is_on_device else room.memory_bytes
     wanted = [

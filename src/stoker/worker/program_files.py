@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 
-from stoker.host.interpreter import is_bare_python
 from stoker.plan.code_identity import files_behind
 
 _SCRIPTS = (".sh", ".bash", ".zsh", ".pl", ".rb", ".R", ".jl", ".js", ".lua")
@@ -102,6 +101,8 @@ class ProgramFiles:
 
 def program_name(argv: Sequence[str]) -> str:
     """Give what a job of a program is called: its script or module, else the program itself."""
+    from stoker.host.interpreter import is_bare_python  # noqa: PLC0415 - 5 ms that only a program should cost
+
     first, *rest = argv
     runner = os.path.basename(first)
     if is_bare_python(runner) and len(rest) > 1 and rest[0] == "-m":

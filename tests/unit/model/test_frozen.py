@@ -141,3 +141,36 @@ print(best(frozen) / best(dataclass(frozen=True, slots=True, kw_only=True)))
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert float(ended.stdout) < 0.5
+
+
+def test_a_constructor_is_compiled_when_the_first_object_is_made_and_not_before() -> None:
+    @frozen
+    class Late:
+        size: int
+        parts: list[int] = fresh(factory=list)
+
+    at_import = Late.__init__
+    first = Late(size=1)
+    compiled = Late.__init__
+    assert compiled is not at_import
+    second = Late(size=1)
+    assert Late.__init__ is compiled
+    assert first == second
+    assert first.parts is not second.parts
+
+
+def test_the_first_object_refuses_what_every_other_does() -> None:
+    said: list[str] = []
+    for _ in range(2):
+
+        @frozen
+        class Strict:
+            size: int
+
+        if said:
+            Strict(size=1)
+        with pytest.raises(TypeError) as refused:
+            Strict(length=1)  # type: ignore[call-arg]
+        said.append(str(refused.value))
+    assert said[0] == said[1]
+    assert "unexpected keyword argument 'length'" in said[0]

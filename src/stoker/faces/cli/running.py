@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from stoker.faces.cli.call import Call
-from stoker.faces.cli.companies import companies_here
 from stoker.faces.cli.failing import report
 from stoker.faces.cli.interrupting import Interruptions, say_aside
 from stoker.faces.cli.outcome import failure_lines, show_outcome
@@ -20,8 +19,8 @@ from stoker.faces.view.trials import titles_of
 from stoker.model.errors import Cancelled, NoPermission
 from stoker.model.events import Event, event_line
 from stoker.model.frozen import changed
-from stoker.plan.preview import preview
 from stoker.plan.run_options import MAX_IN_FLIGHT, RunOptions
+from stoker.worker.company_forecast import CompanyForecast
 from stoker.worker.continuing import Continuation
 from stoker.worker.execution import Execution, JobResult, abandon
 from stoker.worker.ordering import Order
@@ -48,11 +47,7 @@ def run_order(call: Call, order: Order, going_on: Continuation, given: dict[str,
         from stoker.faces.cli.wandb import tracking_of
 
         tracking = tracking_of(call, order, given["wandb"])
-    companies = []
-    if not options.solo and any(node.stage.together for node in order.plan.nodes):
-        parts, kept = call.parts, going_on.kept
-        seen = preview(order.plan, cache=parts.cache, history=parts.history, rerun=rerun, kept=kept)
-        companies = companies_here(call, order, seen)
+    companies = [] if options.solo else _companies_foreseen(call, order, going_on, rerun)
     signs = UNICODE if call.out.is_unicode else ASCII
     lines = tuple(line for one in companies for line in forecast_lines(one, signs))
     company = CompanyNews(lines=lines, is_solo=options.solo)
@@ -162,6 +157,20 @@ def _listen(
 def _out_folder(call: Call, given: str | None) -> str:
     settings = call.parts.settings
     return os.path.join(settings.folder, given) if given else settings.out
+
+
+def _companies_foreseen(
+    call: Call, order: Order, going_on: Continuation, rerun: frozenset[str]
+) -> list[CompanyForecast]:
+    """Return what is foreseen of trials that will share a process; nothing where none will."""
+    if not any(node.stage.together for node in order.plan.nodes):
+        return []
+    from stoker.faces.cli.companies import companies_here
+    from stoker.plan.preview import preview
+
+    parts, kept = call.parts, going_on.kept
+    seen = preview(order.plan, cache=parts.cache, history=parts.history, rerun=rerun, kept=kept)
+    return companies_here(call, order, seen)
 
 
 def _check_out(folder: str) -> None:
