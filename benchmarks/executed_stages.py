@@ -24,10 +24,11 @@ ROUNDS = {"prefect": 3}
 def main() -> int:
     bench = harness.start("executed_stages", __doc__.splitlines()[0])
     sizes = (5,) if bench.quick else (100, 1000)
+    shapes = SHAPES[:1] if bench.quick else SHAPES
     for count in sizes:
-        for shape in SHAPES:
+        for shape in shapes:
             compare(bench, "kedro", "kedro_disk.py", Case(count=count, shape=shape), at_most=1.0)
-    for shape in SHAPES:
+    for shape in shapes:
         compare(bench, "prefect", "prefect_flow.py", Case(count=2 * sizes[0], shape=shape), at_most=0.3)
     forked(bench, sizes[0])
     return bench.finish()

@@ -9,11 +9,18 @@ commits.
 
 Rates are shown as the time of one cycle: 1,000 a second is 1 ms. CPU time says what a cycle costs on a machine where
 others are at work, too: the coordinator's and its database's, without the workers'; a peer's and its database's.
+
+    python benchmarks/fleet_cycles.py --against TREE     # this checkout beside another one, in pairs, on SQLite
+
+Two runs here differ by more than a change costs, so both checkouts run in turns, each by its own benchmark, and medians
+are compared: claims a second may fall by 5 % at most.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -24,12 +31,14 @@ from typing import Any
 import fleet
 import harness
 from harness import Benchmark, Figure, Row, Run, Side
-from peers import Installed, Peer
+from peers import CHECKOUT, Installed, Peer
 
 WORKERS = 50
 GOAL_S = 0.001
 BETTER_S = 1 / 3000
 CLAIM_GOAL_S = 0.05
+MOST_SLOWER = 1 / 0.95
+"""Of the time of a cycle, when its rate may fall by 5 %."""
 WAYS = {"started": "claim, start, finish", "direct": "claim, finish"}
 
 
@@ -45,13 +54,20 @@ class Told:
 
 
 def main() -> int:
-    bench = harness.start("fleet_cycles", __doc__.splitlines()[0])
+    parser = harness.options(__doc__)
+    parser.add_argument("--against", type=Path, metavar="TREE", help="compare with another checkout instead")
+    parser.add_argument("--pairs", type=int, default=9, help="with --against: how often; default: %(default)s")
+    asked = parser.parse_args()
+    bench = harness.begin("fleet_cycles", __doc__.splitlines()[0], asked)
+    if asked.against is not None:
+        compare_trees(bench, asked.against.resolve(), pairs=1 if bench.quick else asked.pairs)
+        return bench.finish()
     ours = bench.peer("stoker")
     huey, procrastinate = bench.peer("huey"), bench.peer("procrastinate")
     measure(bench, ours, huey, "SQLite", database=None)
     from tests.servers.postgres import postgres, why_not
 
-    if why := why_not():
+    if why := "skipped by --quick" if bench.quick else why_not():
         bench.rows.append(
             Row(question="on PostgreSQL", against="1 ms", ours=None, theirs=None, at_most=1, why_missing=why)
         )
@@ -65,13 +81,49 @@ def main() -> int:
     return bench.finish()
 
 
+def compare_trees(bench: Benchmark, other: Path, *, pairs: int) -> None:
+    """This checkout and another one in pairs, the order of each pair reversed; medians decide."""
+    jobs = 50 if bench.quick else 2000
+    for way, words in WAYS.items():
+        said: dict[str, list[dict[str, Any]]] = {"this": [], "other": []}
+        for pair in range(pairs):
+            trees = {"this": CHECKOUT, "other": other}
+            for name in sorted(trees, reverse=pair % 2 == 0):
+                bench.say(f"{words}: {name} checkout, pair {pair + 1} of {pairs}")
+                said[name].append(_cycles_of(bench, trees[name], name, way, jobs))
+        for question, spent in ((f"a cycle: {words}", "seconds"), (f"CPU time of a cycle: {words}", "server_cpu_s")):
+            each = {name: [one[spent] / one["executed"] for one in some] for name, some in said.items()}
+            ours, theirs = (_one(statistics.median(each[name])) for name in ("this", "other"))
+            at_most = MOST_SLOWER if spent == "seconds" else None
+            add = _adder(bench, question, ours, "")
+            add("the other checkout, medians", theirs, at_most=at_most)
+            ratios = [mine / theirs_s for mine, theirs_s in zip(each["this"], each["other"], strict=True)]
+            bench.rows.append(
+                Row(
+                    question=f"{question}: median of the {pairs} pairs' ratios",
+                    against="one",
+                    unit="",
+                    ours=_one(round(statistics.median(ratios), 4)),
+                    theirs=_one(1.0),
+                )
+            )
+
+
+def _cycles_of(bench: Benchmark, tree: Path, name: str, way: str, jobs: int) -> dict[str, Any]:
+    place = bench.bench / "trees" / (name if tree == CHECKOUT else hashlib.sha256(str(tree).encode()).hexdigest()[:12])
+    side = str(harness.SIDES / "cycles_of.py")
+    quick = ["--quick"] if bench.quick else []
+    return _said([sys.executable, side, str(tree), "--bench", str(place), "--jobs", str(jobs), "--way", way, *quick])
+
+
 def measure(bench: Benchmark, ours: Peer, peer: Peer, where: str, *, database: Any) -> None:
     """Ours in both ways and the peer, in turns."""
     jobs = 50 if bench.quick else 2000
     name = "huey" if database is None else "procrastinate"
     sides, told = [], {key: Told() for key in (*WAYS, name)}
     if isinstance(ours, Installed):
-        sides += [Side(name=way, once=_cycles(bench, ours, way, jobs, database, told[way])) for way in WAYS]
+        ways = ("started",) if bench.quick else WAYS
+        sides += [Side(name=way, once=_cycles(bench, ours, way, jobs, database, told[way])) for way in ways]
     if isinstance(peer, Installed):
         once = _huey(bench, peer, jobs, told[name]) if database is None else _calls(peer, jobs, database, told[name])
         sides.append(Side(name=name, once=once))

@@ -44,8 +44,8 @@ def main() -> int:
         return bench.finish()
     with _resident(peer) as owner:
         if bench.quick:
-            # Every other launcher imports torch once more for each rank: seconds that show nothing.
-            _bring_ups(bench, peer, owner, min(RANKS), without=("accelerate", "mp.spawn"))
+            # The other launchers import torch once more for each rank: seconds that show nothing.
+            _bring_ups(bench, peer, owner, min(RANKS), launchers=("stoker",))
             return bench.finish()
         for count in RANKS:
             _bring_ups(bench, peer, owner, count)
@@ -54,8 +54,8 @@ def main() -> int:
     return bench.finish()
 
 
-def _bring_ups(bench: Benchmark, peer: Installed, owner: Owner, count: int, *, without: tuple[str, ...] = ()) -> None:
-    launchers = [name for name in LAUNCHERS if name not in without]
+def _bring_ups(bench: Benchmark, peer: Installed, owner: Owner, count: int, launchers: tuple[str, ...] = ()) -> None:
+    launchers = launchers or tuple(LAUNCHERS)
     sides = [
         *(Side(name=name, once=_launch(bench, peer, name, count)) for name in launchers),
         Side(name="warm", once=lambda: owner.ask(f"{count} gloo")),
@@ -63,7 +63,7 @@ def _bring_ups(bench: Benchmark, peer: Installed, owner: Owner, count: int, *, w
     runs = bench.in_turns(sides, rounds=5)
     for way, most, cpu in (("warm", WARM, CPU), ("stoker", COLD, CPU)):
         words = "resident owner" if way == "warm" else "`stoker gang run`"
-        for other in (name for name in launchers if name != "stoker"):
+        for other in PEERS:
             goal = most if other == "torchrun" else None
             bench.rows.append(_row(f"{count} ranks up, {words}", other, runs, way, other, goal))
         used = {name: harness.cpu_of(some) for name, some in runs.items()}
@@ -72,7 +72,7 @@ def _bring_ups(bench: Benchmark, peer: Installed, owner: Owner, count: int, *, w
                 question=f"{count} ranks up, {words}: CPU time",
                 against="torchrun",
                 ours=used[way],
-                theirs=used["torchrun"],
+                theirs=used.get("torchrun"),
                 at_most=cpu if count == max(RANKS) else None,
             )
         )
@@ -101,14 +101,14 @@ def _failures(bench: Benchmark, peer: Installed, owner: Owner, count: int) -> No
 
 def _row(question: str, against: str, runs: Runs, ours: str, theirs: str, most: float | None) -> Row:
     """Compare medians: on a busy machine the best of a launcher that takes seconds is luck."""
-    mine, other = (harness.seconds_of(runs[name]) for name in (ours, theirs))
-    return Row(
-        question=question,
-        against=against,
-        ours=Figure(best=mine.median, median=mine.median, runs=mine.runs),
-        theirs=Figure(best=other.median, median=other.median, runs=other.runs),
-        at_most=most,
+    mine, other = (
+        Figure.of([harness.seconds_of(runs[name]).median]) if name in runs else None for name in (ours, theirs)
     )
+    missing = "" if other else f"{against}: skipped by --quick"
+    return Row(question=question, against=against, ours=mine, theirs=other, at_most=most, why_missing=missing)
+
+
+PEERS = ("torchrun", "accelerate", "mp.spawn")
 
 
 LAUNCHERS: dict[str, Callable[[Installed, int], list[str | Path]]] = {

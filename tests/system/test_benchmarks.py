@@ -1,0 +1,159 @@
+"""Every benchmark runs: with tiny sizes, beside the peers that are installed, by the interpreter of the tests."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.shell import PATIENCE_S
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+INSTALLED = ROOT / ".bench" / "environments"
+
+
+def _names() -> tuple[str, ...]:
+    """Read what `run_all.py` runs: it can't be imported from here, since its neighbours are scripts of that folder."""
+    tree = ast.parse((BENCHMARKS / "run_all.py").read_text())
+    values = (
+        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "NAMES"
+    )
+    names: tuple[str, ...] = ast.literal_eval(next(values))
+    return names
+
+
+NAMES = _names()
+NO_QUESTION = {
+    "above_bare",
+    "adapters_cases",
+    "company_cases",
+    "fault_cases",
+    "fetchers",
+    "fetching",
+    "fleet",
+    "harness",
+    "machine",
+    "nginx",
+    "peers",
+    "recordings",
+    "results",
+    "run_all",
+    "terminal",
+    "vram_cases",
+}
+"""What the benchmarks share."""
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for scratch data, with the peers that are installed in this checkout."""
+    folder = tmp_path_factory.mktemp("bench")
+    (folder / "environments").mkdir()
+    for peer in INSTALLED.iterdir() if INSTALLED.is_dir() else ():
+        if peer.name not in ("stoker", "borrowed"):
+            (folder / "environments" / peer.name).symlink_to(peer)
+    return folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_benchmark_runs_and_says_what_it_measured(name: str, bench: Path) -> None:
+    answer = asked(name, bench)
+    measured = [row for row in answer["rows"] if row["ours"] is not None]
+    missing = {row["why_missing"] for row in answer["rows"] if row["ours"] is None}
+    if not measured and missing and all("not installed" in reason for reason in missing):
+        pytest.skip("; ".join(sorted(missing)))
+    assert measured, answer
+    assert {row["verdict"] for row in answer["rows"]} == {"-"}, "a smoke run judges nothing"
+
+
+def test_every_question_is_asked_when_all_are() -> None:
+    assert {path.stem for path in BENCHMARKS.glob("*.py")} - NO_QUESTION == set(NAMES)
+
+
+def test_every_name_that_a_benchmark_takes_from_stoker_is_there() -> None:
+    """Also those that a smoke run does not reach: what is measured where there is a GPU, or beside a peer."""
+    lost = [
+        f"{path.relative_to(BENCHMARKS)}:{node.lineno}: {node.module}.{taken.name}"
+        for path in sorted(BENCHMARKS.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] in ("stoker", "tests")
+        for taken in node.names
+        if not _is_there(str(node.module), taken.name)
+    ]
+    assert not lost
+
+
+def _is_there(module: str, name: str) -> bool:
+    """Read the module instead of importing it: some import torch."""
+    place = ROOT.joinpath("src" if module.startswith("stoker") else "", *module.split("."))
+    if (place / f"{name}.py").exists() or (place / name).is_dir():
+        return True
+    file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    return file.exists() and name in _bound_in(file)
+
+
+@functools.cache
+def _bound_in(file: Path) -> frozenset[str]:
+    """Return the names that a module binds, in whatever way."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.Name(id=name, ctx=ast.Store()):
+                found.add(name)
+            case ast.ImportFrom(names=names) | ast.Import(names=names):
+                found |= {alias.asname or alias.name for alias in names}
+    return frozenset(found)
+
+
+def test_a_peer_that_is_not_installed_is_skipped_with_its_name(tmp_path: Path) -> None:
+    reasons = [row["why_missing"] for row in asked("compose", tmp_path)["rows"]]
+    assert reasons
+    assert all(reason == "hydra-core is not installed: skipped, since --quick installs nothing" for reason in reasons)
+
+
+def test_a_benchmark_that_fails_is_recorded_as_failed_and_the_next_one_follows(tmp_path: Path) -> None:
+    copy = copied(tmp_path)
+    before = json.loads((copy / "results.json").read_text())["gang_gpu"]["rows"]
+    (copy / "gang_gpu.py").write_text('"""How soon?"""\nraise RuntimeError("broken")\n')
+    (copy / "detection.py").write_text('"""How long?"""\nimport time\ntime.sleep(60)\n')
+    words = ["--record", "--limit", "5", "--bench", tmp_path / "bench", "gang_gpu", "detection", "gpu_tests"]
+    done = subprocess.run(
+        [sys.executable, copy / "run_all.py", *words], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    kept, page = json.loads((copy / "results.json").read_text()), (copy / "RESULTS.md").read_text()
+    assert kept["gang_gpu"]["failed"]["reason"] == "it ended with exit 1 and no answer"
+    assert kept["gang_gpu"]["rows"] == before
+    assert "it ended with exit 1 and no answer. The figures below are older." in page
+    assert kept["detection"]["failed"]["reason"] == "it took longer than 5 s"
+    assert "failed" not in kept["gpu_tests"]
+    assert "gpu_tests: What do the tests say" in done.stdout
+
+
+def asked(name: str, bench: Path) -> dict[str, Any]:
+    """Return what a smoke run of one benchmark answers."""
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--quick", "--json", "--bench", str(bench)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=6 * PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Traceback" not in done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def copied(folder: Path) -> Path:
+    """Copy what `run_all.py` and a benchmark of recorded figures need, and the results that are kept."""
+    copy = folder / "benchmarks"
+    (copy / "recorded").mkdir(parents=True)
+    (copy / "sides").mkdir()
+    for path in (*BENCHMARKS.glob("*.py"), BENCHMARKS / "results.json"):
+        (copy / path.name).write_bytes(path.read_bytes())
+    for path in (BENCHMARKS / "recorded").iterdir():
+        (copy / "recorded" / path.name).write_bytes(path.read_bytes())
+    return copy
