@@ -78,7 +78,7 @@ class Started:
 class RealFleet:
     """All of it, in one folder, on one address."""
 
-    def __init__(self, folder: Path, index: Path, *, db: str = "", host: str = "127.0.0.1") -> None:
+    def __init__(self, folder: Path, index: Path | None, *, db: str = "", host: str = "127.0.0.1") -> None:
         self.shell = Shell(folder, index=index)
         self._folder = folder
         with listen_at("127.0.0.1", 0) as free:

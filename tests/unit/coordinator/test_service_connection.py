@@ -22,7 +22,17 @@ from stoker.model.fleet_errors import NotAllowed
 from stoker.model.principals import Principal
 
 HURRIED = Patience(
-    head_s=0.3, silence_s=0.3, body_s=5.0, idle_s=0.6, head_bytes=4096, dropped_bytes=1 << 20, look_s=0.05
+    head_s=0.3,
+    silence_s=0.3,
+    body_s=5.0,
+    rate_window_s=0.4,
+    rate_bytes=100,
+    idle_s=0.6,
+    head_bytes=4096,
+    pipelined=3,
+    dropped_bytes=1 << 20,
+    linger_s=0.1,
+    look_s=0.05,
 )
 DEADLINE_S = 30.0
 
@@ -57,6 +67,9 @@ class Toy:
                 await send({"type": "http.response.body", "body": bytes(65536), "more_body": True})
                 await asyncio.sleep(0)
             self.left.set()
+            return
+        if scope["path"] == "/named":
+            await say(send, json.dumps(sorted(name.decode() for name, _ in scope["headers"])).encode())
             return
         await say(send, json.dumps({"app": scope["path"], "size": size}).encode())
 
@@ -263,4 +276,111 @@ def test_what_is_not_http_and_heads_without_end_are_refused(toy):
     with dial(toy) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n" + b"x-long: " + b"y" * 8000)
         assert read_answer(connection)[0] == 431
+        assert is_cut(connection)
+
+
+CHUNKED = b"POST %b HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("path", [b"/quick", b"/other"])
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"1;" + b"e" * 8000, 431),
+        (b"1;e=1" + b"e" * 1000 + b"\r\nz\r\n" + b"1;" + b"e" * 8000, 431),
+        (b"0\r\nt: " + b"e" * 8000, 431),
+        (b"0\r\n" + b"t: e\r\n" * 200, 431),
+        (b"1\r\nz\r\n" * 600, 400),
+    ],
+    ids=["extension", "extensions", "trailer", "trailers", "pieces"],
+)
+def test_what_a_body_has_around_it_is_bounded_too(toy, path: bytes, sent: bytes, status: int):
+    with dial(toy) as connection:
+        connection.sendall(CHUNKED % path + sent)
+        assert read_answer(connection)[0] == status
+        assert is_cut(connection)
+
+
+def test_trailers_add_nothing_to_the_head_that_was_judged(toy):
+    with dial(toy) as connection:
+        connection.sendall(CHUNKED % b"/named" + b"1\r\nz\r\n0\r\nx-operator-token: stolen\r\nhost: other\r\n\r\n")
+        assert json.loads(read_answer(connection)[2]) == ["host", "transfer-encoding"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        (b"x: y\r\n" * 101, 431),
+        (b"host: a\r\nhost: b\r\n", 400),
+        (b"X-Operator-Token: a\r\nx-operator-token: b\r\n", 400),
+        (b"content-length: 1\r\ncontent-length: 2\r\n", 400),
+        (b"content-length: 1\r\ntransfer-encoding: chunked\r\n", 400),
+        (b"x: y\r\n z\r\n", 400),
+    ],
+    ids=["many", "hosts", "tokens", "lengths", "ends", "folded"],
+)
+def test_a_head_that_can_be_read_in_two_ways_is_refused(toy, fields: bytes, status: int):
+    with dial(toy) as connection:
+        connection.sendall(b"POST /other HTTP/1.1\r\n" + fields + b"\r\n")
+        assert read_answer(connection)[0] == status
+        assert is_cut(connection)
+
+
+def test_requests_that_do_not_wait_are_answered_up_to_a_limit_and_the_rest_is_not_read(toy):
+    with dial(toy) as connection:
+        connection.sendall(b"".join(post("/other", b"z" * number) for number in range(100)))
+        data = b""
+        while piece := connection.recv(65536):
+            data += piece
+        assert data.count(b"HTTP/1.1 200") == 4
+        assert data.endswith(b'"size": 3}')
+
+
+def test_a_request_that_is_not_http_does_not_spoil_the_answer_before_it(toy):
+    with dial(toy) as connection:
+        connection.sendall(post("/other", b"abc") + b"GARBAGE\r\n\r\n")
+        assert json.loads(read_answer(connection)[2]) == {"app": "/other", "size": 3}
+        assert is_cut(connection)
+
+
+def test_what_follows_an_upgrade_is_not_read(toy):
+    with dial(toy) as connection:
+        connection.sendall(
+            b"GET /other HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\nPRI * HTTP/2.0"
+        )
+        assert read_answer(connection)[0] == 200
+        assert is_cut(connection)
+
+
+@pytest.mark.parametrize("path", ["/quick", "/other"])
+def test_a_body_that_comes_below_the_least_rate_is_refused(toy, path: str):
+    with dial(toy) as connection:
+        connection.sendall(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n".encode())
+        pause = threading.Event()
+        connection.settimeout(0.05)
+        answer, sent = b"", 0
+        while not answer and sent < 200:
+            # Never silent for long, and yet too slow.
+            connection.sendall(b"z")
+            sent += 1
+            try:
+                answer = connection.recv(65536)
+            except TimeoutError:
+                pause.wait(0.01)
+        assert answer.startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        post("/quick") + b"\r\n",
+        b"POST /quick HTTP/1.1\r\nhost: x\r\nx-who: stranger\r\ncontent-length: 100\r\n\r\nz",
+    ],
+    ids=["an empty line after an answer", "a refused body"],
+)
+def test_no_byte_after_an_answer_keeps_a_connection_open_for_good(toy, sent: bytes):
+    with dial(toy) as connection:
+        connection.sendall(sent)
+        read_answer(connection)
+        connection.sendall(b"\r\n")
         assert is_cut(connection)

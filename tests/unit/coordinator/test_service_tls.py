@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import ssl
@@ -27,7 +28,7 @@ from stoker.model.principals import Principal
 
 DEADLINE_S = 30.0
 NOW_S = SystemClock().wall_s()
-HURRIED = Patience(head_s=0.4, silence_s=0.4, idle_s=5.0, look_s=0.05)
+HURRIED = Patience(head_s=0.4, silence_s=0.4, idle_s=5.0, linger_s=0.1, look_s=0.05)
 
 
 class Toy:
@@ -170,6 +171,27 @@ def test_who_dribbles_a_head_inside_tls_is_cut_off_too(served: Served):
         while piece := line.recv(1000):
             answer += piece
         assert answer.startswith(b"HTTP/1.1 408")
+
+
+def test_a_connection_that_ended_is_freed_without_a_collection(served: Served):
+    def kept() -> int:
+        return sum(type(one).__name__ in ("SSLProtocol", "Buffered") for one in gc.get_objects())
+
+    with served.line() as last:
+        assert ask(last, "/app")["size"] == 0
+        gc.collect()
+        gc.disable()
+        try:
+            before = kept()
+            for _ in range(5):
+                with served.line() as line:
+                    assert ask(line, "/app")["size"] == 0
+            deadline_s = SystemClock().monotonic_s() + DEADLINE_S
+            while kept() > before and SystemClock().monotonic_s() < deadline_s:
+                assert ask(last, "/app")["size"] == 0
+            assert kept() == before
+        finally:
+            gc.enable()
 
 
 def test_plain_words_get_no_answer(served: Served):

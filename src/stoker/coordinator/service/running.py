@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import uvicorn
 
 from stoker.coordinator.service.accepting import Accepting
+from stoker.coordinator.service.buffered import Buffered
 from stoker.coordinator.service.connection import PATIENCE, Connection, Patience, watch
 from stoker.coordinator.service.exchange import Door
 from stoker.coordinator.service.speech import LOG, Receive, Scope, Send
@@ -221,7 +222,7 @@ class _Server(uvicorn.Server):
             servers.append(await loop.create_unix_server(connect, sock=self.local, backlog=config.backlog))
         for one in sockets or ():
             if self.tls is None:
-                servers.append(await loop.create_server(connect, sock=one, backlog=config.backlog))
+                servers.append(await loop.create_server(lambda: Buffered(connect()), sock=one, backlog=config.backlog))
             else:
                 limits: Any = {"handshake_s": self.patience.head_s, "crowd": self.patience.crowd}
                 servers.append(Accepting(one, connect, self.tls.context, backlog=config.backlog, **limits))
@@ -245,6 +246,8 @@ def _config(app: ServedApp, patience: Patience) -> uvicorn.Config:
         interface="asgi3",
         access_log=False,
         log_config=None,
+        # A line for each request that is not HTTP would let strangers fill the log.
+        log_level="error",
         date_header=False,
         server_header=False,
         proxy_headers=False,

@@ -1,0 +1,175 @@
+"""Strangers who flood a real coordinator, over plain HTTP and over TLS: it stays small and answers others meanwhile."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import cycle, repeat
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from stoker.host.tls.contexts import client_context
+from stoker.model.clock import SystemClock
+from tests.fault.real_fleet import RealFleet
+
+CLOCK = SystemClock()
+MOST_RSS_BYTES = 300 << 20
+MOST_GROWTH_BYTES = 48 << 20
+USUAL_HEALTH_S = 0.1
+RECONNECT_S = 0.02
+_PIECE_BYTES = 64 * 1024
+_POST = b"POST /v1/join/begin HTTP/1.1\r\nhost: %b\r\n"
+_CHUNKED = _POST + b"transfer-encoding: chunked\r\n\r\n"
+
+
+class Target(NamedTuple):
+    """One coordinator process that is attacked."""
+
+    pid: int
+    port: int
+    context: ssl.SSLContext | None
+
+    @property
+    def host(self) -> bytes:
+        return b"127.0.0.1:%d" % self.port
+
+    @property
+    def rss_bytes(self) -> int:
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def dial(self) -> socket.socket:
+        line = socket.create_connection(("127.0.0.1", self.port), timeout=5)
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return self.context.wrap_socket(line, server_hostname="127.0.0.1") if self.context else line
+
+    def health_s(self) -> float:
+        """Ask for the health on a new connection, and return how long the answer took once it was open."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port)
+        connection.sock = self.dial()
+        began_s = CLOCK.monotonic_s()
+        connection.request("GET", "/v1/health")
+        assert connection.getresponse().status == 200
+        took_s = CLOCK.monotonic_s() - began_s
+        connection.close()
+        return took_s
+
+
+@pytest.fixture(scope="module", params=["plain", "tls"])
+def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    is_tls = request.param == "tls"
+    fleet = RealFleet(tmp_path_factory.mktemp(request.param), None, host="0.0.0.0" if is_tls else "127.0.0.1")
+    try:
+        serving = fleet.serve()
+        told = serving.told()[0]
+        context = client_context(Path(told["ca_file"]).read_text()) if is_tls else None
+        made = Target(serving.pid, int(fleet.address.rpartition(":")[2]), context)
+        for _ in range(3):
+            made.health_s()
+        yield made
+    finally:
+        fleet.end()
+
+
+def endless(head: bytes, piece: bytes) -> Callable[[bytes], Iterator[bytes]]:
+    """Return an attack: a beginning, and the same bytes after it for as long as they are taken."""
+
+    def sent(host: bytes) -> Iterator[bytes]:
+        yield head % host
+        yield from repeat(piece * (_PIECE_BYTES // len(piece)))
+
+    return sent
+
+
+ATTACKS = {
+    "one header without end": endless(_POST + b"x: ", b"y"),
+    "headers without end": endless(_POST, b"x: y\r\n"),
+    "empty lines before a request": endless(b"%.0b", b"\r\n"),
+    "trailers without end": endless(_CHUNKED + b"0\r\n", b"t: y\r\n"),
+    "one trailer without end": endless(_CHUNKED + b"0\r\nt: ", b"y"),
+    "a chunk extension without end": endless(_CHUNKED + b"1;", b"y"),
+    "chunks of one byte": endless(_CHUNKED, b"1\r\ny\r\n"),
+    "chunks with long extensions": endless(_CHUNKED, b"1;" + b"y" * 1000 + b"\r\nz\r\n"),
+    "requests without waiting": endless(b"%.0b", b"GET /v1/jobs HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"),
+    "large requests without waiting": endless(
+        b"%.0b", b"GET /v1/jobs HTTP/1.1\r\nhost: 127.0.0.1\r\nx: " + b"y" * 16000 + b"\r\n\r\n"
+    ),
+    "words after an upgrade": endless(
+        b"GET / HTTP/1.1\r\nhost: %b\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n", b"y"
+    ),
+}
+
+
+def attack(target: Target, sent: Callable[[bytes], Iterator[bytes]], is_over: threading.Event, most_bytes: int) -> int:
+    """Send what an attack sends until it is over, on a new connection soon after one is cut; return the bytes sent."""
+    size_bytes = 0
+    while not is_over.is_set() and size_bytes < most_bytes:
+        with suppress(OSError), target.dial() as line:
+            for piece in sent(target.host):
+                line.sendall(piece)
+                size_bytes += len(piece)
+                if is_over.is_set() or size_bytes >= most_bytes:
+                    break
+        is_over.wait(RECONNECT_S)
+    return size_bytes
+
+
+def drip(target: Target, lines: list[socket.socket]) -> Callable[[bytes], Iterator[bytes]]:
+    """Return an attack of many connections that send a byte now and then, of a head, a trailer or an extension."""
+    beginnings = cycle((_POST + b"x: ", _CHUNKED + b"0\r\nt: ", _CHUNKED + b"1;"))
+
+    def sent(host: bytes) -> Iterator[bytes]:
+        while True:
+            for line in lines:
+                line.sendall(b"y")
+            CLOCK.sleep(0.02)
+            yield b""
+
+    for line, beginning in zip(lines, beginnings, strict=False):
+        line.sendall(beginning % target.host)
+    return sent
+
+
+def check_unharmed(target: Target, *attacks: Callable[[bytes], Iterator[bytes]], seconds: float) -> list[float]:
+    """Attack for a while, check that the coordinator does not grow, and return how long its health took."""
+    before_bytes = target.rss_bytes
+    is_over = threading.Event()
+    attackers = [threading.Thread(target=attack, args=(target, one, is_over, 8 << 30)) for one in attacks]
+    for one in attackers:
+        one.start()
+    took_s, sizes = [], []
+    until_s = CLOCK.monotonic_s() + seconds
+    try:
+        while CLOCK.monotonic_s() < until_s:
+            took_s.append(target.health_s())
+            sizes.append(target.rss_bytes)
+            CLOCK.sleep(0.01)
+    finally:
+        is_over.set()
+        for one in attackers:
+            one.join()
+    assert max(sizes) < MOST_RSS_BYTES
+    assert max(sizes) - before_bytes < MOST_GROWTH_BYTES
+    return sorted(took_s)
+
+
+def test_floods_of_every_sort_at_once_neither_grow_nor_stall_a_coordinator(target: Target) -> None:
+    lines = [target.dial() for _ in range(30)]
+    took_s = check_unharmed(target, *ATTACKS.values(), drip(target, lines), seconds=1.5)
+    for line in lines:
+        line.close()
+    # Not the longest: the attackers have as much of these processors as the coordinator.
+    assert took_s[len(took_s) // 2] < USUAL_HEALTH_S, took_s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sort", ATTACKS)
+def test_nor_does_one_of_them_in_half_a_minute(target: Target, sort: str) -> None:
+    took_s = check_unharmed(target, ATTACKS[sort], seconds=30.0)
+    assert took_s[len(took_s) * 99 // 100] < USUAL_HEALTH_S, took_s[-20:]
