@@ -18,7 +18,7 @@ from stoker.coordinator.service.speech import Refusal, known
 from stoker.coordinator.service.who import recorded
 from stoker.host.tls.peer import Certificate
 from stoker.model.clock import FakeClock
-from stoker.model.errors import StokerError
+from stoker.model.errors import NotFound, StokerError
 from stoker.model.fleet_errors import NotAllowed
 from stoker.model.frozen import changed
 from stoker.model.principals import Principal, Role
@@ -43,9 +43,6 @@ WORKERS_ROUTES = [
     ("PUT", f"/v1/attempts/{JOB}/files/logs/a.log"),
     ("POST", "/v1/sources"),
     ("POST", "/v1/certificates/renew"),
-    ("POST", "/v1/job/claim"),
-    ("POST", f"/v1/job/{JOB}/heartbeat"),
-    ("PUT", f"/v1/model/{JOB}"),
 ]
 WORKERS_TOO = [
     ("POST", "/v1/uploads"),
@@ -66,12 +63,14 @@ BY_ROLE = [
     ("POST", "/v1/contents", Role.SUBMIT),
     ("POST", "/v1/contents/missing", Role.SUBMIT),
     ("PUT", f"/v1/trees/{JOB}", Role.SUBMIT),
-    ("POST", "/v1/jobs/a/cancel", Role.OPERATE),
-    ("POST", "/v1/jobs/cancel", Role.OPERATE),
+    ("POST", "/v1/jobs/a/cancel", Role.SUBMIT),
+    ("POST", "/v1/jobs/cancel", Role.SUBMIT),
+    ("POST", "/v1/jobs/a/requeue", Role.SUBMIT),
+    ("POST", "/v1/jobs/a/priority", Role.SUBMIT),
+    ("POST", "/v1/jobs/a/pin", Role.OPERATE),
     ("POST", "/v1/machines/desk/forget", Role.OPERATE),
     ("POST", "/v1/reload", Role.OPERATE),
     ("POST", "/v1/prune", Role.OPERATE),
-    ("POST", f"/v1/job/{JOB}/requeue", Role.OPERATE),
     ("POST", "/v1/invites", Role.OPERATE),
     ("GET", "/v1/invites", Role.OPERATE),
     ("DELETE", "/v1/invites/AB", Role.OPERATE),
@@ -83,7 +82,6 @@ BY_ROLE = [
     ("POST", "/v1/hooks", Role.SUBMIT),
     ("POST", "/anything", Role.ADMIN),
     ("DELETE", "/v1/jobs", Role.ADMIN),
-    ("POST", "/v1/job/claim/cancel", Role.OPERATE),
     ("POST", "/v1/hello/more", Role.ADMIN),
 ]
 ROLES = (Role.READ, Role.SUBMIT, Role.OPERATE, Role.ADMIN)
@@ -326,3 +324,64 @@ def test_loopback_is_known_by_its_addresses(host: str):
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "desk.local", "localhost.evil.example", ""])
 def test_everything_else_is_not_loopback(host: str):
     assert not is_loopback(host)
+
+
+SYSTEM_A_FREE = [
+    ("POST", "/v1/job/claim"),
+    ("POST", f"/v1/job/{JOB}/heartbeat"),
+    ("POST", f"/v1/job/{JOB}/complete"),
+    ("POST", f"/v1/job/{JOB}/fail"),
+    ("PUT", f"/v1/model/{JOB}"),
+    ("GET", "/v1/workers"),
+]
+SYSTEM_A_OPERATORS = [
+    ("POST", f"/v1/job/{JOB}/cancel"),
+    ("POST", f"/v1/job/{JOB}/requeue"),
+    ("POST", "/v1/job/claim/cancel"),
+    ("POST", "/v1/manifest/reload"),
+]
+LOCAL_A, REMOTE_A = (changed(rules, system_a=True) for rules in (HERE, EVERYWHERE))
+
+
+@pytest.mark.parametrize("rules", [HERE, EVERYWHERE], ids=["loopback", "elsewhere"])
+@pytest.mark.parametrize(("method", "path"), [*SYSTEM_A_FREE, *SYSTEM_A_OPERATORS])
+def test_routes_of_system_a_are_off_unless_they_are_asked_for(rules: Rules, method: str, path: str):
+    for said in ({}, {"x_operator_token": TOKEN}):
+        with pytest.raises(NotFound, match="system A are off") as refused:
+            Desk(rules).ask(method, path, LAB1, **said)
+        assert "--system-a" in refused.value.hint
+
+
+@pytest.mark.parametrize(("method", "path"), [*SYSTEM_A_FREE, ("GET", "/v1/jobs")])
+def test_on_loopback_system_a_asks_without_credentials_and_elsewhere_with_them(method: str, path: str):
+    assert status(LOCAL_A, method, path) == 0
+    assert status(REMOTE_A, method, path) == 401
+    assert status(LOCAL_A, method, path, host="evil.example") == 403
+    if method != "GET":
+        assert status(LOCAL_A, method, path, origin="http://evil.example") == 403
+        assert Desk(REMOTE_A).ask(method, path, LAB1) == Principal(name="lab1", role=Role.WORKER)
+
+
+@pytest.mark.parametrize(("method", "path"), SYSTEM_A_OPERATORS)
+def test_operators_of_system_a_need_their_token_everywhere(method: str, path: str):
+    for rules in (LOCAL_A, REMOTE_A):
+        desk = Desk(rules)
+        assert desk.status(method, path) == 401
+        assert desk.status(method, path, x_operator_token=TOKEN) == 0
+        for role in ROLES:
+            is_refused = role in (Role.READ, Role.SUBMIT)
+            assert desk.status(method, path, x_operator_token=role.value * 9) == (403 if is_refused else 0)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/jobs"),
+        ("POST", "/v1/jobs/a/cancel"),
+        ("GET", "/v1/tokens"),
+        ("GET", "/v1/invites"),
+        ("POST", "/v1/reload"),
+    ],
+)
+def test_system_a_opens_nothing_of_peoples(method: str, path: str):
+    assert status(LOCAL_A, method, path) == 401

@@ -123,7 +123,7 @@ class Access:
             return NOBODY
         if is_system_a(path) and not self._rules.system_a:
             hint = "start the coordinator with `stoker serve --system-a`: it serves them, on loopback to any process"
-            raise Refusal(NotFound("the routes of system A are off", hint=hint), 404)
+            raise NotFound("the routes of system A are off", hint=hint)
         if peer.is_own_user and (need.role is None or shown_token(headers) is None):
             return LOCAL_WORKER if need.is_workers else LOCAL_ADMIN
         if self._is_free_in_system_a(method, path, headers):
