@@ -84,6 +84,7 @@ def test_a_fault_in_a_file_is_told_and_nobody_starts_it_again(shell: Shell, syst
     assert units(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_an_installed_coordinator_keeps_its_settings_and_reads_its_files_again_when_told(
     shell: Shell, systemd: UserSystemd, tmp_path: Path
 ):
