@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from stoker.model.errors import Faults
 from stoker.model.json_places import find_places
 from stoker.model.json_text import dumps, loads
+from stoker.model.resources import Needs
+from stoker.plan.authoring import PlanBuilder
 from stoker.plan.graph import Plan
 from stoker.plan.plan_file import plan_from, plan_to_json, read_plan
-from tests.unit.plan.stages import add, count, double, number, pair, read
+from tests.unit.plan.stages import NumberArgs, add, count, double, number, pair, read
 
 STAGES = {stage.name: stage for stage in (number, add, double, count, pair, read)}
 GOOD: dict[str, Any] = {
@@ -25,7 +27,7 @@ GOOD: dict[str, Any] = {
     "name": "demo",
     "nodes": {
         "one": {"stage": "test/number", "args": {"value": 1}, "timeout_s": 5, "retry": {"attempts": 2, "on": "all"}},
-        "items": {"stage": "test/count", "args": {"n": 2}},
+        "items": {"stage": "test/count", "args": {"n": 2}, "needs": {"cpu": 2, "memory_gib": 1.5, "peaks": ["a"]}},
         "each": {"stage": "test/pair"},
         "sum": {"stage": "test/add"},
     },
@@ -49,11 +51,43 @@ JSON = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(["stage", "args", "from", "to", "n", "value", "path", "x"]), inner, max_size=3
+            st.sampled_from(["stage", "args", "needs", "gpu", "memory_gib", "from", "to", "n", "value", "path", "x"]),
+            inner,
+            max_size=3,
         )
     ),
     max_leaves=6,
 )
+
+
+def gib(most: float = 64.0) -> st.SearchStrategy[float]:
+    return st.floats(0, most, allow_nan=False)
+
+
+@st.composite
+def needs(draw: st.DrawFn) -> Needs:
+    """Needs without a contradiction, whatever they say."""
+    ranks = draw(st.integers(1, 4))
+    gpu = draw(st.sampled_from([0, ranks]) if ranks > 1 else st.integers(0, 4))
+    vram_gib = draw(gib()) if gpu else 0.0
+    memory_gib = draw(gib())
+    return Needs(
+        cpu=draw(st.integers(0, 64)),
+        gpu=gpu,
+        network=draw(st.integers(0, 4)),
+        disk=draw(st.integers(0, 4)),
+        memory_gib=memory_gib,
+        vram_gib=vram_gib,
+        ranks=ranks,
+        shares=bool(gpu and vram_gib) and draw(st.booleans()),
+        base_gib=draw(gib(vram_gib)),
+        base_memory_gib=draw(gib(memory_gib)),
+        most=draw(st.integers(0, 9)),
+        peaks=tuple(draw(st.lists(st.text(max_size=5), max_size=3))),
+        foretold_percent=draw(st.floats(1, 1000, allow_nan=False)),
+    )
+
+
 bounded = settings(
     max_examples=150,
     deadline=None,
@@ -104,6 +138,19 @@ def test_a_plan_with_something_else_in_any_place_is_a_plan_or_faults(data: st.Da
     plan = of(raw)
     if plan is not None:
         assert of(loads(dumps(plan_to_json(plan)))) is not None
+
+
+@bounded
+@given(st.none() | needs(), st.none() | needs())
+def test_what_nodes_need_is_the_same_after_a_plan_was_written_and_read(one: Needs | None, two: Needs | None) -> None:
+    builder = PlanBuilder("demo")
+    tip = builder.start(number, NumberArgs(value=1), id="one", needs=one).then(double, NumberArgs(), needs=two)
+    plan = tip.finish()
+    written = plan_to_json(plan)
+    again = plan_from(loads(dumps(written)), STAGES)
+    assert [node.asks for node in again.nodes] == [node.asks for node in plan.nodes] == [one, two]
+    assert plan_to_json(again) == written
+    assert ["needs" in node for node in written["nodes"].values()] == [one is not None, two is not None]
 
 
 @bounded

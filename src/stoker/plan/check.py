@@ -1,7 +1,8 @@
 """Is a plan wired right? All faults together, before anything runs.
 
 Checks: nodes exist and are unique; every port fed exactly as it asks; kinds equal on both ends of an edge; fan-out only
-over lists and never nested; no cycle; arguments as declared; input files there and readable; stage preflights.
+over lists and never nested; no cycle; arguments as declared; needs that can be met by some
+machine; input files there and readable; stage preflights.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from stoker.model.resources import Needs
 from stoker.model.retry import RetryPolicy
 from stoker.model.suggest import did_you_mean
 from stoker.plan.graph import Node, Plan
-from stoker.plan.stage import Port, Stage
+from stoker.plan.stage import Port, Stage, contradictions_in
 
 # No brackets: `train[3]` is an instance of a fan-out. No slash: `job/train` is a node of a job.
 _ID = re.compile(r"(?!\.)[\w.+=,-]{1,100}")
@@ -85,6 +86,8 @@ def _check_node(draft: Draft, by_id: Mapping[str, Draft], faults: list[Fault]) -
         faults.extend(file_faults)
         if stage.preflight is not None and not file_faults:
             faults.extend(_preflight_faults(draft, stage.preflight, stage.args.make(values)))
+    if draft.needs is not None:
+        faults.extend(Fault(f"{draft.id}.needs", what) for what in contradictions_in(draft.needs))
     return Node(
         id=draft.id,
         stage=stage,

@@ -6,15 +6,17 @@
      "final": "split", "keep": []}
 
 Edge order is the order of a merge's inputs; `port` may be left out where only one fits; an edge with `"each": true`
-fans its consumer out over the producer's list. Stages are looked up by name in the installed cookbooks; no code is
+fans its consumer out over the producer's list. A node may say `"retry"`, `"timeout_s"` and `"needs"` instead of its
+stage; `"needs": {"gpu": 1, "memory_gib": 8}` has the fields of `Needs`, and those left out are as `Needs` has them, not
+as the stage has. Stages are looked up by name in the installed cookbooks; no code is
 loaded by path. Paths in arguments are relative to the file.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import reprlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,8 +24,10 @@ from typing import Any
 from stoker.host.durable import translated
 from stoker.model.errors import FileFaults, PlanFaults
 from stoker.model.faults import Fault
+from stoker.model.frozen import fields_of
 from stoker.model.json_places import JsonPlaces, Place, find_places, has_repeated_keys
 from stoker.model.json_text import loads
+from stoker.model.resources import Needs
 from stoker.model.retry import RetryOn, RetryPolicy
 from stoker.model.suggest import did_you_mean
 from stoker.plan.check import Draft, compile_plan
@@ -34,9 +38,11 @@ VERSION = 1
 LARGEST_BYTES = 256 * 1024 * 1024
 
 _TOP = {"stoker_plan", "name", "nodes", "edges", "final", "keep"}
-_NODE = {"stage", "args", "retry", "timeout_s"}
+_NODE = {"stage", "args", "retry", "timeout_s", "needs"}
 _EDGE = {"from", "to", "port", "each"}
 _RETRY = {"attempts", "backoff_s", "on"}
+# The company is filled in before a node starts.
+_NEEDS = {name: value for name, value in fields_of(Needs()).items() if name != "company"}
 
 
 def read_plan(path: str, stages: Mapping[str, Stage]) -> Plan:
@@ -72,6 +78,8 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
             entry["retry"] = {"attempts": retry.attempts, "backoff_s": retry.backoff_s, "on": str(retry.on)}
         if node.timeout_s is not None:
             entry["timeout_s"] = node.timeout_s
+        if node.asks is not None:
+            entry["needs"] = _needs_to_json(node.asks)
         nodes[node.id] = entry
         fanned = node.fanned_ports(by_id) if node.fans_out else ()
         for port, producers in node.inputs.items():
@@ -88,6 +96,11 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "final": plan.final,
         "keep": list(plan.keep),
     }
+
+
+def _needs_to_json(needs: Needs) -> dict[str, Any]:
+    said = {name: getattr(needs, name) for name, usual in _NEEDS.items() if getattr(needs, name) != usual}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in said.items()}
 
 
 def _compile(reader: _Reader, raw: Any) -> Plan:
@@ -161,7 +174,8 @@ class _Reader:
     def compiled_fault(self, fault: Fault) -> None:
         """Take a fault that names a node, perhaps with an argument after a dot, and say on which line that is."""
         node, _, argument = fault.where.partition(".")
-        line = self._line(("nodes", node, "args", *argument.split(".")) if argument else ("nodes", node))
+        inner = ("needs",) if argument == "needs" else ("args", *argument.split(".")) if argument else ()
+        line = self._line(("nodes", node, *inner))
         place = f"{self.path}:{line}" if line else self.path
         self.faults.append(Fault(f"{place}: {fault.where}" if place else fault.where, fault.message, fault.hint))
 
@@ -177,12 +191,13 @@ class _Reader:
         if timeout_s is not None and not (_is_number(timeout_s) and timeout_s > 0):
             self._fault((*place, "timeout_s"), f"must be a number of seconds above 0, is {_short(timeout_s)}")
         retry = self._retry(place, body)
+        needs = self._needs(place, body)
         args = self._typed(body, "args", dict, {}, place)
         if stage is None:
             hint = did_you_mean(name, self._stages) if isinstance(name, str) else ""
             self._fault((*place, "stage"), f"there is no stage {_short(name)}", hint)
             return None
-        return Draft(id=node_id, stage=stage, args=args, retry=retry, timeout_s=timeout_s)
+        return Draft(id=node_id, stage=stage, args=args, retry=retry, timeout_s=timeout_s, needs=needs)
 
     def _retry(self, node: Place, body: Mapping[str, Any]) -> RetryPolicy | None:
         raw = self._typed(body, "retry", dict, None, node)
@@ -194,13 +209,34 @@ class _Reader:
         before = len(self.faults)
         if type(attempts) is not int or attempts < 1:
             self._fault((*place, "attempts"), f"must be a whole number from 1, is {_short(attempts)}")
-        if not _is_number(backoff_s) or not 0 <= backoff_s < math.inf:
+        if not _is_finite(backoff_s) or backoff_s < 0:
             self._fault((*place, "backoff_s"), f"must be a number of seconds from 0, is {_short(backoff_s)}")
         if on not in list(RetryOn):
             self._fault((*place, "on"), f"must be one of {', '.join(RetryOn)}, is {_short(on)}")
         if len(self.faults) > before:
             return None
         return RetryPolicy(attempts=attempts, backoff_s=float(backoff_s), on=RetryOn(on))
+
+    def _needs(self, node: Place, body: Mapping[str, Any]) -> Needs | None:
+        raw = self._typed(body, "needs", dict, None, node)
+        if raw is None:
+            return None
+        place = (*node, "needs")
+        self._unknown(raw, set(_NEEDS), place)
+        given: dict[str, Any] = {}
+        for name, usual in _NEEDS.items():
+            if name not in raw:
+                continue
+            value = raw[name]
+            if type(usual) is float and _is_finite(value):
+                given[name] = float(value)
+            elif type(usual) in (int, bool) and type(value) is type(usual):
+                given[name] = value
+            elif type(usual) is tuple and type(value) is list and all(type(one) is str for one in value):
+                given[name] = tuple(value)
+            else:
+                self._fault((*place, name), f"must be {_WORDS[type(usual)]}, is {_short(value)}")
+        return Needs(**given)
 
     def _edge(self, position: int, edge: Any, drafts: Mapping[str, Draft], nodes: Mapping[str, Any]) -> None:
         place: Place = ("edges", position)
@@ -257,7 +293,10 @@ class _Reader:
         return self._places
 
 
-_WORDS: dict[type, str] = {dict: "an object", list: "a list", str: "text", bool: "true or false"}
+_WORDS: dict[type, str] = {
+    dict: "an object", list: "a list", str: "text", bool: "true or false",
+    int: "a whole number", float: "a number", tuple: "a list of texts",
+}  # fmt: skip
 
 
 def _spell(place: Place) -> str:
@@ -274,3 +313,8 @@ def _short(value: Any) -> str:
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float)
+
+
+def _is_finite(value: Any) -> bool:
+    # JSON may hold a whole number that no float can.
+    return _is_number(value) and abs(value) <= sys.float_info.max

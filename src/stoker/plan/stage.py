@@ -171,13 +171,7 @@ def _check_declaration(name: str, *, version: int, needs: Needs, retry: RetryPol
     for is_wrong, what in (
         (not _NAME.fullmatch(name), "its name is letters, digits and - _ . in parts divided by /"),
         (version < 1, f"versions count from 1, not {version}"),
-        (_is_below_zero(needs), "it can't need less than nothing"),
-        (needs.shares and not (needs.gpu and needs.vram_gib), "who shares a device says how much of it: gpu, vram_gib"),
-        (needs.vram_gib and not needs.gpu, "device memory without a device"),
-        (needs.base_gib > needs.vram_gib, "the base is a part of vram_gib"),
-        (needs.base_memory_gib > needs.memory_gib, "the base is a part of memory_gib"),
-        (needs.ranks < 1, f"it runs as one rank at least, not {needs.ranks}"),
-        (needs.ranks > 1 and needs.gpu not in {0, needs.ranks}, f"{needs.ranks} ranks have a device each, or none"),
+        *((True, what) for what in contradictions_in(needs)),
         (retry.attempts < 1, "attempts include the first, so there is at least one"),
         (retry.backoff_s < 0, "a pause can't be negative"),
         (timeout_s is not None and not timeout_s > 0, f"a limit of {timeout_s} s leaves no time to run"),
@@ -185,6 +179,20 @@ def _check_declaration(name: str, *, version: int, needs: Needs, retry: RetryPol
         if is_wrong:
             message = f"stage {name!r}: {what}"
             raise ValueError(message)
+
+
+def contradictions_in(needs: Needs) -> list[str]:
+    """Return what a stage can't need, one line each: for a stage itself, and for what a plan says of a node."""
+    rules = (
+        (_is_below_zero(needs), "it can't need less than nothing"),
+        (needs.shares and not (needs.gpu and needs.vram_gib), "who shares a device says how much of it: gpu, vram_gib"),
+        (needs.vram_gib and not needs.gpu, "device memory without a device"),
+        (needs.base_gib > needs.vram_gib, "the base is a part of vram_gib"),
+        (needs.base_memory_gib > needs.memory_gib, "the base is a part of memory_gib"),
+        (needs.ranks < 1, f"it runs as one rank at least, not {needs.ranks}"),
+        (needs.ranks > 1 and needs.gpu not in {0, needs.ranks}, f"{needs.ranks} ranks have a device each, or none"),
+    )
+    return [what for is_wrong, what in rules if is_wrong]
 
 
 def _is_below_zero(needs: Needs) -> bool:

@@ -263,6 +263,8 @@ class Desk:
         for node in plan.nodes:
             # A job is known by what its files hold, not by where they lie.
             body["nodes"][node.id]["args"] = node.stage.args.identity(node.args, self.digest)
+            # What it holds while it runs changes nothing of its result.
+            body["nodes"][node.id].pop("needs", None)
         identity = job_id(recipe="plan", schema_version=1, args={"plan": _plain(body)})
         spec = self._spec(name=wanted.name or plan.name, recipe=absolute, args={}, identity=identity)
         return Order(plan=plan, spec=spec)

@@ -10,6 +10,7 @@ import pytest
 from stoker.model.errors import LocalFile, PlanFaults
 from stoker.model.json_places import find_places, has_repeated_keys
 from stoker.model.json_text import dumps, loads
+from stoker.model.resources import Needs
 from stoker.model.retry import RetryOn, RetryPolicy
 from stoker.plan.authoring import PlanBuilder
 from stoker.plan.graph import Plan
@@ -233,6 +234,64 @@ def test_faults_of_a_node(tmp_path: Path, body: Any, says: str) -> None:
 def test_all_faults_of_a_retry_come_together(tmp_path: Path) -> None:
     body = {"stage": "test/number", "retry": {"attempts": 0, "backoff_s": -1, "on": "luck"}}
     assert len(faults(tmp_path, nodes(one=body))) == 3
+
+
+def test_a_node_may_ask_for_other_resources_than_its_stage(tmp_path: Path) -> None:
+    body = {"stage": "test/number", "needs": {"cpu": 2, "gpu": 1, "memory_gib": 8, "vram_gib": 4.5, "shares": True}}
+    plan = read_plan(written(tmp_path, nodes(one=body)), STAGES)
+    assert plan.node("one").needs == Needs(cpu=2, gpu=1, memory_gib=8.0, vram_gib=4.5, shares=True)
+    assert plan.node("one").stage.needs == Needs()
+
+
+def test_a_plan_in_which_no_node_asks_for_resources_is_written_as_ever(tmp_path: Path) -> None:
+    plan = read_plan(written(tmp_path, GOOD), STAGES)
+    assert [sorted(node) for node in plan_to_json(plan)["nodes"].values()] == [
+        ["args", "stage"],
+        ["args", "retry", "stage", "timeout_s"],
+        ["args", "stage"],
+    ]
+
+
+def test_all_faults_of_needs_come_together_with_their_lines(tmp_path: Path) -> None:
+    text = """{"stoker_plan": 1, "nodes": {
+      "one": {"stage": "test/number", "needs": {
+        "gpus": 1,
+        "cpu": 1.5,
+        "memory_gib": "much",
+        "shares": 1,
+        "peaks": "a",
+        "company": "mine"}},
+      "two": {"stage": "test/number", "needs": 5},
+      "three": {"stage": "test/number",
+        "needs": {"ranks": 2, "gpu": 3, "disk": -1}}},
+      "final": "one"}"""
+    found = faults(tmp_path, text)
+    for expected in (
+        "FILE:3: one.needs.gpus: is not a field of a plan",
+        "FILE:4: one.needs.cpu: must be a whole number, is 1.5",
+        "FILE:5: one.needs.memory_gib: must be a number, is 'much'",
+        "FILE:6: one.needs.shares: must be true or false, is 1",
+        "FILE:7: one.needs.peaks: must be a list of texts, is 'a'",
+        "FILE:8: one.needs.company: is not a field of a plan",
+        "FILE:9: two.needs: must be an object, is 5",
+        "FILE:11: three.needs: it can't need less than nothing",
+        "FILE:11: three.needs: 2 ranks have a device each, or none",
+    ):
+        assert any(fault.startswith(expected) for fault in found), (expected, found)
+    assert len(found) == 9
+
+
+@pytest.mark.parametrize("value", [10**400, float("inf"), float("nan")])
+def test_an_amount_that_is_no_finite_number_is_a_fault(tmp_path: Path, value: float) -> None:
+    body = {"stage": "test/number", "needs": {"memory_gib": 1}, "retry": {"attempts": 2, "backoff_s": 1}}
+    text = nodes(one=body)
+    assert faults(tmp_path, text.replace('"memory_gib": 1', f'"memory_gib": {json.dumps(value)}'))
+    assert faults(tmp_path, text.replace('"backoff_s": 1', f'"backoff_s": {json.dumps(value)}'))
+
+
+def test_a_builder_refuses_needs_that_contradict_themselves() -> None:
+    with pytest.raises(PlanFaults, match="device memory without a device"):
+        PlanBuilder("demo").start(number, id="one", needs=Needs(vram_gib=1)).finish()
 
 
 def test_a_node_that_is_given_twice_is_a_fault_and_not_the_last_one(tmp_path: Path) -> None:

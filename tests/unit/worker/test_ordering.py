@@ -135,6 +135,17 @@ def test_the_id_of_a_plan_file_is_its_content_and_that_of_its_files(office: Offi
     assert office.order(str(office.folder / "b.json")).spec.job_id not in ids
 
 
+def test_what_a_plan_file_asks_of_the_machine_is_no_part_of_its_id(office: Office) -> None:
+    path = office.folder / "plan.json"
+    body = plan_to_json(office.order("test/sum").plan)
+    ids = set()
+    for needs in ({}, {"needs": {"memory_gib": 1}}, {"needs": {"cpu": 2}}):
+        body["nodes"]["add"] = {"stage": "test/add", "args": body["nodes"]["add"]["args"], **needs}
+        path.write_text(dumps(body))
+        ids.add(office.order(str(path)).spec.job_id)
+    assert len(ids) == 1
+
+
 # --- again ---------------------------------------------------------------------------------------
 
 

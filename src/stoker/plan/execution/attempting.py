@@ -31,6 +31,7 @@ from stoker.plan.device.gate import NOTHING_TAKEN, Taken
 from stoker.plan.execution.queueing import Waiting
 from stoker.plan.graph import Node
 from stoker.plan.permits import Grant
+from stoker.plan.program.manifest import manifest_of_stage
 from stoker.plan.reports import Reports
 from stoker.plan.resolve import Execute
 from stoker.plan.run_folders import RunFolders
@@ -66,6 +67,7 @@ class Running:
     node: Node
     execute: Execute
     grant: Grant
+    work: Work
     attempt: Attempt
     number: int
     started_s: float
@@ -160,6 +162,7 @@ class Attempts:
             node=node,
             execute=execute,
             grant=grant,
+            work=work,
             attempt=runner.attempt(work),
             number=number,
             started_s=self._clock.monotonic_s(),
@@ -349,8 +352,7 @@ class Attempts:
             facts["company"] = outcome.usage.stay.to_json()
         if running.reports.last:
             facts["metrics"] = running.reports.last
-        if outcome.manifest is not None:
-            facts["manifest"] = outcome.manifest
+        facts["manifest"] = outcome.manifest or manifest_of_stage(running.work)
         execute = running.execute
         committed = self._cache.commit(
             execute.action,

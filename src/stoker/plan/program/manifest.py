@@ -1,18 +1,23 @@
-"""The manifest of a program that ran: what really happened, kept with its result for whoever asks in a year.
+"""The manifest of a result: what really happened, kept with it for whoever asks in a year.
 
-Its words, configuration and data digests are in the result's action already. Here is what no key may hold: the
-interpreter, versions of the frameworks it has, driver and devices, the cap, and the last checkpoint.
+Words, configuration, code and data digests are in the result's action already. Here is what no key may hold: versions
+of the frameworks that the interpreter has, driver and devices, the cap, the attempt and the last checkpoint; of a
+program also what was started, and where.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any
+import sys
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from stoker.host.installed import packages_in
 from stoker.plan.checkpoints import newest_checkpoint
-from stoker.plan.program.launch import Launch
-from stoker.plan.runner import Work
+
+if TYPE_CHECKING:
+    from stoker.plan.program.launch import Launch
+    from stoker.plan.runner import Work
 
 _DRIVER = "/proc/driver/nvidia/version"
 _FRAMEWORKS = (
@@ -21,18 +26,31 @@ _FRAMEWORKS = (
 )  # fmt: skip
 
 
-def manifest_of(launch: Launch, work: Work) -> dict[str, Any]:
-    """Give the manifest of an attempt that ended well."""
+def manifest_of_program(launch: Launch, work: Work) -> dict[str, Any]:
+    """Return the manifest of a program that ended well."""
+    return {"argv": list(launch.argv), "folder": launch.folder, **_made_with(work, frameworks_of(_python_of(launch)))}
+
+
+def manifest_of_stage(work: Work) -> dict[str, Any]:
+    """Return the manifest of a stage that this interpreter did, here or in another process."""
+    return _made_with(work, _our_frameworks())
+
+
+def _made_with(work: Work, frameworks: dict[str, str]) -> dict[str, Any]:
     return {
-        "argv": list(launch.argv),
-        "folder": launch.folder,
-        "frameworks": frameworks_of(_python_of(launch)),
+        "frameworks": frameworks,
         "driver": _driver(),
         "devices": list(work.devices),
         "memory_bytes": work.memory_bytes,
         "attempt": work.attempt,
-        "checkpoint": newest_checkpoint(work.scratch),
+        "checkpoint": newest_checkpoint(work.scratch) if work.scratch else None,
     }
+
+
+# Neither changes while a process runs, and there may be thousands of results.
+@cache
+def _our_frameworks() -> dict[str, str]:
+    return frameworks_of(sys.executable)
 
 
 def _python_of(launch: Launch) -> str:
@@ -47,6 +65,7 @@ def frameworks_of(python: str) -> dict[str, str]:
     return {name: found[name.replace("_", "-")] for name in _FRAMEWORKS if name.replace("_", "-") in found}
 
 
+@cache
 def _driver() -> str:
     try:
         with open(_DRIVER, encoding="utf-8", errors="replace") as file:

@@ -39,7 +39,7 @@ from stoker.plan.context import StageContext
 from stoker.plan.program.control_file import ControlFile, remove_if_odd
 from stoker.plan.program.end import LastWords, failure_of_outputs, failure_of_program, went_silent
 from stoker.plan.program.launch import Launch, Surroundings, find_launch, render_launch
-from stoker.plan.program.manifest import manifest_of
+from stoker.plan.program.manifest import manifest_of_program
 from stoker.plan.program.outputs import DeclaredOutputs, output_locks, tidy_out
 from stoker.plan.program.program import Program
 from stoker.plan.program.quarters import Quarters
@@ -286,7 +286,7 @@ class _ProgramAttempt:
             if failed is not None:
                 return failed
             work.stage.output.check_folder(work.out)
-        return Finished(usage=usage, manifest=manifest_of(launch, work))
+        return Finished(usage=usage, manifest=manifest_of_program(launch, work))
 
     def _tell(self, text: str) -> None:
         self._work.emit({"log": text})
