@@ -48,6 +48,8 @@ def read_orders(
     programs, which is packed (`Orders.packed`) and has to be sent before they are submitted.
     """
     path = os.path.abspath(path)
+    # A manifest is read with the code as it is now, also by a process that has read others before.
+    code.forget()
     known = Known(recipes=known_recipes(desk.catalogue), jobs=None) if known is None else known
 
     def make(jobs: Sequence[ReadJob], hosts: tuple[HostEntry, ...], reading: Reading) -> Orders:
