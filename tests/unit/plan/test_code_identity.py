@@ -330,6 +330,38 @@ def test_code_that_was_edited_a_moment_ago_is_not_remembered(project: Project) -
     assert not project.memo.exists()
 
 
+def test_code_is_looked_at_once_until_it_is_forgotten(project: Project) -> None:
+    identity, module = CodeIdentity(str(project.memo)), f"{project.package}.stage"
+    before = identity.modules_of(module)
+    assert not identity.is_changed(module)
+    project.edit("limits.py", "64", "65")
+    assert identity.modules_of(module) == before
+    assert identity.is_changed(module)
+    identity.forget(module)
+    assert identity.modules_of(module) != before
+
+
+def test_sources_are_the_texts_that_were_digested_or_none(project: Project) -> None:
+    for clock in (SystemClock(), IN_A_MINUTE):
+        identity, module = CodeIdentity(str(project.memo), clock=clock), f"{project.package}.stage"
+        identity.modules_of(module)
+        sources = identity.sources_of(module)
+        assert sources is not None
+        texts = {one.path: one.text for one in sources if one.text is not None}
+        assert texts == {str(path): path.read_bytes() for path in map(Path, texts)}
+        assert len(texts) == len(project.code())
+        assert f"{project.package}.helping.scale" in {one.module for one in sources if one.text is None}
+        project.edit("helping.py", "return", "return 0 +")
+        assert identity.sources_of(module) is None
+
+
+def test_a_comment_more_is_still_the_text_that_was_digested(project: Project) -> None:
+    identity, module = CodeIdentity(str(project.memo)), f"{project.package}.stage"
+    identity.modules_of(module)
+    project.edit("helping.py", "return", "# why\n    return")
+    assert identity.sources_of(module) is not None
+
+
 def test_a_memo_that_cant_be_written_costs_only_time(project: Project) -> None:
     identity = CodeIdentity("/proc/none/code.json")
     assert identity.modules_of(f"{project.package}.stage")

@@ -14,7 +14,7 @@ from stoker.model.leases import Partition
 from stoker.model.requirements import Wish
 from stoker.model.resources import GIB
 from stoker.plan.catalogue import Catalogue, Source
-from stoker.plan.code_identity import CodeIdentity
+from stoker.plan.code_identity import OWN, CodeIdentity
 from stoker.wire.orders import JobOrder
 from stoker.worker.ordering import Desk
 from stoker.worker.submitting.manifest_orders import read_orders
@@ -351,3 +351,12 @@ def test_a_submission_carries_who_and_from_where(drawer: Drawer) -> None:
     assert (said.key, said.submitter, said.dry_run) == ("k", "me@here", True)
     assert said.source == str(drawer.folder / "m.toml")
     assert type(said).model_validate_json(said.model_dump_json()).jobs[0].id == said.jobs[0].id
+
+
+def test_each_manifest_is_read_with_the_code_as_it_is_then(drawer: Drawer) -> None:
+    text = '[[jobs]]\nname = "a"\nrecipe = "test/sum"\n'
+    before = drawer.one(text).code
+    # As a client's would be that has read this one before its cookbook was edited.
+    for known in drawer.code._known.values():
+        known.code[OWN] = "an earlier text"
+    assert drawer.one(text).code == before
