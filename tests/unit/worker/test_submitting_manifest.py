@@ -9,6 +9,7 @@ import pytest
 
 from stoker.config.manifest_rules import Known
 from stoker.model.errors import ManifestFaults
+from stoker.model.frozen import changed
 from stoker.model.ids import job_id
 from stoker.model.leases import Partition
 from stoker.model.requirements import Wish
@@ -357,6 +358,6 @@ def test_each_manifest_is_read_with_the_code_as_it_is_then(drawer: Drawer) -> No
     text = '[[jobs]]\nname = "a"\nrecipe = "test/sum"\n'
     before = drawer.one(text).code
     # As a client's would be that has read this one before its cookbook was edited.
-    for known in drawer.code._known.values():
-        known.code[OWN] = "an earlier text"
+    for module, known in drawer.code._known.items():
+        drawer.code._known[module] = changed(known, code={**known.code, OWN: "an earlier text"})
     assert drawer.one(text).code == before
