@@ -118,7 +118,9 @@ NODE = Form(
             "its address: a name or an IP address",
             is_required=True,
         ),
-        Field("transport", Choice(NodeTransport), "how it is reached"),
+        Field(
+            "transport", Choice(NodeTransport), "how it would be reached from here; read and shown, nothing uses it yet"
+        ),
         Field(
             "user",
             Text("a user's name", fits=lambda text: _USER.fullmatch(text) is not None, may_be_empty=True),
