@@ -518,6 +518,20 @@ def test_a_model_of_system_a_that_was_pruned_is_taken_again(fleet: Fleet):
     assert asked_json(fleet, "POST", f"/v1/job/{job}/complete", {"sha256": body["sha256"]})[0] == 200
 
 
+def test_a_model_of_a_job_without_a_lease_is_refused_by_its_head(fleet: Fleet):
+    fleet.client().submit(Submission(jobs=(order("old"),)))
+    job = fleet.client().job("old").job.id
+    connection = http.client.HTTPConnection(fleet.url.removeprefix("http://"), timeout=30)
+    connection.putrequest("PUT", f"/v1/model/{job}")
+    connection.putheader("Content-Length", str(1 << 30))
+    connection.endheaders()
+    # Not a byte of the body was sent.
+    assert connection.getresponse().status == 409
+    connection.close()
+    assert list(fleet.keeping.objects.list()) == []
+    assert asked(fleet, "PUT", f"/v1/model/{'a' * 64}", b"a model")[0] == 404
+
+
 def test_a_host_of_system_a_that_was_forgotten_is_known_again_when_it_asks(fleet: Fleet):
     record = {"hostname": "old-host", "cpu_cores": 4, "ram_total_gib": 32.0}
     assert asked_json(fleet, "POST", "/v1/job/claim", {"capability": record})[0] == 200

@@ -6,16 +6,23 @@ import http.client
 import socket
 import ssl
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from select import select
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
 from stoker.host.tls.authority import Signer, make_ca
 from stoker.host.tls.contexts import client_context, server_context
 from stoker.host.tls.keys import make_csr, make_key
+from stoker.model.artifacts import Tree, TreeEntry
 from stoker.model.capability import Capability
 from stoker.model.clock import SystemClock
+from stoker.model.digests import digest_bytes
+from stoker.store.listing import listing_bytes
+from stoker.wire.packs import frame
 from tests.contract.queue_driving import GIB, order
 from tests.servers.coordinator import TOKEN, Fleet, coordinator
 from tests.servers.tls_line import Line, Lines
@@ -333,3 +340,61 @@ def test_silent_and_half_shaken_connections_keep_nobody_out(lines: Lines, operat
     assert lines.join(invited(operator), "lab-through")[0] == 200
     for one in silent:
         one.close()
+
+
+def leased(lines: Lines, operator: Line, name: str) -> tuple[Line, str, str]:
+    """Enrol a machine and give it a lease: its line, its certificate, and where a log of the attempt goes."""
+    machine, certificate = enrolled(lines, operator, name)
+    submit(operator, f"job-of-{name}")
+    assert machine.ask("POST", "/v1/hello", hello(name))[0] == 200
+    (grant,) = machine.ask("POST", "/v1/claims", claim(name))[1]["grants"]
+    return machine, certificate, f"/v1/attempts/{grant['job']}/files/logs/a.log?offset=0&{urlencode(token_of(grant))}"
+
+
+def begun(lines: Lines, head: str, *, size_bytes: int, certificate: str = "", token: str = "") -> socket.socket:
+    """Begin a request on a connection of its own: its head, and the first byte of its body."""
+    port = int(lines.url.rpartition(":")[2])
+    context = client_context(lines.ca_pem, certificate_file=certificate, key_file=certificate)
+    line = context.wrap_socket(socket.create_connection(("127.0.0.1", port), timeout=30), server_hostname="127.0.0.1")
+    shown = f"authorization: Bearer {token}\r\n" if token else ""
+    line.sendall(f"{head} HTTP/1.1\r\nhost: x\r\n{shown}content-length: {size_bytes}\r\n\r\n".encode() + b"x")
+    return line
+
+
+def test_a_machine_without_a_lease_gets_no_room_for_any_body(lines: Lines, operator: Line):
+    machine, certificate = enrolled(lines, operator, "lab-idle")
+    assert machine.ask("POST", "/v1/hello", hello("lab-idle"))[0] == 200
+    upload = {"digest": "a" * 64, "size_bytes": 10}
+    assert machine.ask("POST", "/v1/uploads", upload)[0] == 409
+    path = f"/v1/attempts/{'a' * 64}/files/logs/a.log?offset=0&attempt=1&epoch=1&generation=1"
+    # Refused by its head: the body never comes.
+    with begun(lines, f"PUT {path}", size_bytes=8 << 20, certificate=certificate) as line:
+        assert line.recv(100).startswith(b"HTTP/1.1 409")
+    with begun(lines, f"PATCH /v1/uploads/{'a' * 32}?offset=0", size_bytes=8 << 20, certificate=certificate) as line:
+        assert line.recv(100).startswith(b"HTTP/1.1 409")
+
+
+def test_slow_bodies_of_one_keep_nobody_elses_waiting(lines: Lines, operator: Line):
+    _, slow, path = leased(lines, operator, "lab-slow")
+    quick, _, quick_path = leased(lines, operator, "lab-quick")
+    bad, good = (
+        operator.ask("POST", "/v1/tokens", {"name": name, "role": "submit"})[1]["token"] for name in ("bad", "good")
+    )
+    begin = partial(begun, lines)
+    lasting = [begin(f"PUT {path}", size_bytes=8 << 20, certificate=slow) for _ in range(20)]
+    lasting += [begin("POST /v1/contents", size_bytes=8 << 20, token=bad) for _ in range(8)]
+    lasting += [begin(f"PUT /v1/trees/{'a' * 64}", size_bytes=1 << 20, token=bad) for _ in range(8)]
+    lasting += [begin("POST /v1/jobs", size_bytes=200 << 20, token=bad) for _ in range(8)]
+    try:
+        assert quick.ask("PUT", quick_path, b"a line\n" * 100_000)[0] == 200
+        person = lines.open(token=good)
+        data = b"x" * 100_000
+        assert person.ask("POST", "/v1/contents", frame(digest_bytes(data), data))[0] == 200
+        tree = Tree((TreeEntry("a.bin", len(data), digest_bytes(data)),))
+        assert person.ask("PUT", f"/v1/trees/{tree.digest()}", listing_bytes(tree))[0] == 200
+        submit(person, "job-of-good")
+        # Of its own share there is nothing left.
+        assert all(not select([line], [], [], 0)[0] for line in lasting)
+    finally:
+        for line in lasting:
+            line.close()

@@ -35,6 +35,7 @@ class Target(NamedTuple):
     pid: int
     port: int
     context: ssl.SSLContext | None
+    token: bytes
 
     @property
     def host(self) -> bytes:
@@ -68,8 +69,9 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     try:
         serving = fleet.serve()
         told = serving.told()[0]
+        token = Path(told["token_file"]).read_bytes().strip()
         context = client_context(Path(told["ca_file"]).read_text()) if is_tls else None
-        made = Target(serving.pid, int(fleet.address.rpartition(":")[2]), context)
+        made = Target(serving.pid, int(fleet.address.rpartition(":")[2]), context, token)
         for _ in range(3):
             made.health_s()
         yield made
@@ -165,6 +167,24 @@ def test_floods_of_every_sort_at_once_neither_grow_nor_stall_a_coordinator(targe
     for line in lines:
         line.close()
     # Not the longest: the attackers have as much of these processors as the coordinator.
+    assert took_s[len(took_s) // 2] < USUAL_HEALTH_S, took_s
+
+
+def test_large_submissions_that_never_end_do_not_grow_a_coordinator(target: Target) -> None:
+    is_open, size_bytes = threading.Event(), 40 << 20
+
+    def submission(host: bytes) -> Iterator[bytes]:
+        head = b"POST /v1/jobs HTTP/1.1\r\nhost: %b\r\nx-operator-token: %b\r\ncontent-length: %d\r\n\r\n"
+        yield head % (host, target.token, 2 * size_bytes)
+        yield from repeat(b" " * _PIECE_BYTES, size_bytes // _PIECE_BYTES)
+        # Most of it has come: it stays open, and is heard of now and then.
+        while not is_open.wait(0.05):
+            yield b" " * _PIECE_BYTES
+
+    closing = threading.Timer(2.0, is_open.set)
+    closing.start()
+    took_s = check_unharmed(target, *[submission] * 4, seconds=1.5)
+    is_open.set()
     assert took_s[len(took_s) // 2] < USUAL_HEALTH_S, took_s
 
 

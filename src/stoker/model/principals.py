@@ -41,7 +41,7 @@ class Principal:
         return _PEOPLE.index(self.role) >= _PEOPLE.index(wanted)
 
 
-def owner_of(recorded: str) -> str:
+def verified_name(recorded: str) -> str:
     """Return the verified name in the record of who did something (`ann (ann@laptop)`).
 
     Empty where nobody's name was verified: the operator of the coordinator's own machine.
@@ -52,4 +52,4 @@ def owner_of(recorded: str) -> str:
 
 def may_change(only_of: str | None, submitter: str) -> bool:
     """Return True if a job of this submitter may be changed by a principal that may change `only_of`'s (None: all)."""
-    return only_of is None or (bool(only_of) and only_of == owner_of(submitter))
+    return only_of is None or (bool(only_of) and only_of == verified_name(submitter))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from io import BytesIO
 
 import pytest
 
@@ -79,10 +80,10 @@ class Results:
 class Desk:
     def __init__(self, folder):
         self.clock = FakeClock(SystemClock().wall_s() + 10.0)
-        self.keeping = LocalKeeping(folder, self.clock, limits=LIMITS)
-        self.trees = Trees(self.clock)
         self.free = 1 << 40
-        self.contents = Contents(self.keeping, self.trees, free_bytes=lambda _: self.free)
+        self.keeping = LocalKeeping(folder, self.clock, limits=LIMITS, free_bytes=lambda _: self.free)
+        self.trees = Trees(self.clock)
+        self.contents = Contents(self.keeping, self.trees)
         self.pruning = Pruning(self.keeping, Results(), self.contents)
 
     def bring(self, *files):
@@ -259,3 +260,27 @@ def test_a_file_that_was_lost_can_come_again(desk):
     assert desk.contents.missing([digest_bytes(b"lost"), digest_bytes(b"not lost")]) == (digest_bytes(b"lost"),)
     assert desk.bring(b"lost", b"not lost") == tree
     assert desk.contents.want(tree.digest()) is not None
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda desk: desk.contents.keep_pack(frame(digest_bytes(b"x" * 200), b"x" * 200)),
+        lambda desk: desk.contents.missing([digest_bytes(b"x")], (200,)),
+        lambda desk: desk.keeping.append("a" * 64, 1, "logs/train.log", 0, b"x" * 200),
+        lambda desk: desk.keeping.append("a" * 64, 1, "end.json", 0, b"x" * 200),
+        lambda desk: desk.keeping.bundles.begin("a" * 64, 200, owner="machine lab1"),
+        lambda desk: desk.keeping.bundles.put("a" * 64, BytesIO(b"x" * 200), size_bytes=200),
+        lambda desk: desk.keeping.bundles.append(desk.begun, 0, b"x" * 200),
+        lambda desk: desk.contents.keep_tree(*desk.listed),
+    ],
+    ids=["pack", "files", "log", "end", "upload", "model", "piece", "listing"],
+)
+def test_whatever_is_kept_leaves_the_floor_of_the_disk_free(desk, keep):
+    tree = Tree(tuple(TreeEntry(f"{'f' * 200}{n}", 1, digest_bytes(b"y")) for n in range(3)))
+    desk.contents.keep_pack(frame(digest_bytes(b"y"), b"y"))
+    desk.listed = (tree.digest(), listing_bytes(tree))
+    desk.begun = desk.keeping.bundles.begin("b" * 64, 200).id
+    desk.free = LIMITS.free_floor_bytes + 199
+    with pytest.raises(NoSpace, match="have no room"):
+        keep(desk)

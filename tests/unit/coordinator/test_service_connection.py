@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from stoker.coordinator.service.access import LOCAL_WORKER, Peer
+from stoker.coordinator.service.bodies import Bodies
 from stoker.coordinator.service.connection import Patience
 from stoker.coordinator.service.exchange import Reply, Route
 from stoker.coordinator.service.intake import SPEECH_BYTES
@@ -44,6 +45,7 @@ class Toy:
         self.left = threading.Event()
         self.has_asked = threading.Event()
         self.app = self
+        self.words = Bodies()
         self.waiting: list[asyncio.Task[None]] = []
 
     def find(self, path: str) -> Route | None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from stoker.coordinator.service.access import LOCAL_WORKER, Peer
+from stoker.coordinator.service.bodies import Bodies
 from stoker.coordinator.service.connection import Patience
 from stoker.coordinator.service.exchange import Reply, Route
 from stoker.coordinator.service.running import Running, Stage, Tls
@@ -36,6 +37,7 @@ class Toy:
 
     def __init__(self) -> None:
         self.app = self
+        self.words = Bodies()
 
     def find(self, path: str) -> Route | None:
         return self._quick if path == "/quick" else None

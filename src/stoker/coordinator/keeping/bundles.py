@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
@@ -38,8 +38,15 @@ class Begun:
 class Bundles:
     """Archives in an object store. Safe to use from several threads."""
 
-    def __init__(self, objects: ObjectStore, *, limits: KeepingLimits | None = None) -> None:
+    def __init__(
+        self,
+        objects: ObjectStore,
+        *,
+        limits: KeepingLimits | None = None,
+        check_room: Callable[[int], None] = lambda _coming_bytes: None,
+    ) -> None:
         self._objects = objects
+        self._check_room = check_room
         self._limits = limits or KeepingLimits()
         self._turn = threading.Lock()
         self._uploads: OrderedDict[tuple[str, str, int], str] = OrderedDict()
@@ -67,6 +74,7 @@ class Bundles:
                 return Begun(id=under_way, offset=self._objects.upload(under_way).offset)
             except NotFound:
                 pass
+        self._check_room(size_bytes)
         upload = self._objects.begin(digest, size_bytes, owner=owner)
         with self._turn:
             self._uploads[key] = upload.id
@@ -81,6 +89,9 @@ class Bundles:
         to it just now.
         """
         self.upload(upload_id, owner=owner)
+        if isinstance(data, bytes):
+            # Asked again: it may have been begun long ago.
+            self._check_room(len(data))
         stream = io.BytesIO(data) if isinstance(data, bytes) else data
         return self._objects.append(upload_id, offset, stream).offset
 
@@ -102,6 +113,7 @@ class Bundles:
     def put(self, sha256: str, stream: BinaryIO, *, size_bytes: int | None = None) -> PutOutcome:
         """Take an archive in as one stream, as system A's workers send it. `HashMismatch` leaves nothing behind."""
         digest = self._wanted(sha256, size_bytes or 0)
+        self._check_room(size_bytes or 0)
         limited = _Limited(stream, self._limits.archive_bytes)
         return self._objects.put(digest, io.BufferedReader(limited), size_bytes=size_bytes)
 

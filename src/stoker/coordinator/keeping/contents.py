@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
 from stoker.coordinator.keeping.keeping import Keeping
 from stoker.coordinator.keeping.limits import UPLOAD_OPTION
 from stoker.coordinator.keeping.tree_retention import TreeRow
-from stoker.host.disk import free_bytes
 from stoker.model.artifacts import Tree
 from stoker.model.digests import Digest, digest_bytes
-from stoker.model.errors import BadInput, Damaged, NoSpace, NotFound
+from stoker.model.errors import BadInput, Damaged, NotFound
 from stoker.model.fleet_errors import TooLarge
 from stoker.model.frozen import frozen
 from stoker.model.units import format_size
@@ -70,14 +69,11 @@ class TreeKept:
 class Contents:
     """The trees of one coordinator. Safe to use from several threads."""
 
-    def __init__(
-        self, keeping: Keeping, records: TreeRecords, *, free_bytes: Callable[[str], int] = free_bytes
-    ) -> None:
+    def __init__(self, keeping: Keeping, records: TreeRecords) -> None:
         self._keeping = keeping
         self._objects = keeping.objects
         self._limits = keeping.limits
         self._records = records
-        self._free_bytes = free_bytes
         self._turn = threading.Lock()
         self._listings: OrderedDict[str, TreeRow] = OrderedDict()
         self._arriving: Counter[str] = Counter()
@@ -107,21 +103,8 @@ class Contents:
         if sizes and lacking:
             by_digest = dict(zip(asked, sizes, strict=True))
             self._check_size(sum(by_digest.values()))
-            self.check_room(sum(by_digest[digest] for digest in lacking))
+            self._keeping.check_room(sum(by_digest[digest] for digest in lacking))
         return lacking
-
-    def check_room(self, coming_bytes: int) -> None:
-        """Refuse what would leave the disk with less than the floor."""
-        root, floor_bytes = self._keeping.folder, self._limits.free_floor_bytes
-        free = self._free_bytes(root)
-        if coming_bytes and coming_bytes > free - floor_bytes:
-            raise NoSpace(
-                f"{format_size(coming_bytes)} have no room with the coordinator: {format_size(free)} are free there,"
-                f" and {format_size(floor_bytes)} stay so",
-                hint="free some space on its machine; `stoker store prune --fleet` shows what could go",
-                needed_bytes=coming_bytes,
-                free_bytes=free,
-            )
 
     def _check_size(self, size_bytes: int) -> None:
         """Refuse a tree that is larger than any may be, by what is said of it, before its bytes come."""
@@ -141,7 +124,7 @@ class Contents:
         files = dict(read_pack(pack))
         for digest in files:
             self._keeping.bundles.refuse_going(digest)
-        self.check_room(sum(map(len, files.values())))
+        self._keeping.check_room(sum(map(len, files.values())))
         new = self._objects.put_all(files.items())
         return new, len(files) - new
 
@@ -161,6 +144,7 @@ class Contents:
             if missing:
                 return TreeKept(tree=tree, files=kept.files, size_bytes=kept.size_bytes, missing=missing)
             self._keeping.bundles.refuse_going(listing)
+            self._keeping.check_room(len(data))
             self._objects.put_all([(listing, data)])
             self._records.keep(tree, listing=listing, files=kept.files, size_bytes=kept.size_bytes)
         return kept

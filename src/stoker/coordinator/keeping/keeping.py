@@ -17,8 +17,11 @@ from stoker.coordinator.keeping.attempts import AttemptFiles, Growth, KeptFile
 from stoker.coordinator.keeping.bundles import Bundles
 from stoker.coordinator.keeping.limits import KeepingLimits
 from stoker.coordinator.keeping.models import ModelView
+from stoker.host.disk import free_bytes
 from stoker.model.clock import Clock
 from stoker.model.digests import Digest
+from stoker.model.errors import NoSpace
+from stoker.model.units import format_size
 from stoker.store.local import LocalStore
 from stoker.store.objects.local import LocalObjects
 from stoker.store.objects.seam import ObjectStore
@@ -35,19 +38,36 @@ class Keeping:
         *,
         limits: KeepingLimits | None = None,
         place_of: Callable[[Digest], str] | None = None,
+        free_bytes: Callable[[str], int] = free_bytes,
     ) -> None:
         """Keep below a folder; `place_of` says where an object lies, if it lies in a file."""
+        self._free_bytes = free_bytes
         self.folder = folder
         self.limits = limits or KeepingLimits()
         self.clock = clock
         self.objects = objects
         booted_s = clock.wall_s() - clock.boottime_s()
         self.attempt_files = AttemptFiles(os.path.join(folder, "attempts"), limits=self.limits, booted_s=booted_s)
-        self.bundles = Bundles(objects, limits=self.limits)
+        self.bundles = Bundles(objects, limits=self.limits, check_room=self.check_room)
         self.models = ModelView(os.path.join(folder, "models"), place_of)
+
+    def check_room(self, coming_bytes: int) -> None:
+        """Raise `NoSpace` where bytes would leave the disk with less than the floor. All that is kept asks this."""
+        if not coming_bytes:
+            return
+        free, floor_bytes = self._free_bytes(self.folder), self.limits.free_floor_bytes
+        if coming_bytes > free - floor_bytes:
+            raise NoSpace(
+                f"{format_size(coming_bytes)} have no room with the coordinator: {format_size(free)} are free there,"
+                f" and {format_size(floor_bytes)} stay so",
+                hint="free some space on its machine; `stoker store prune --fleet` shows what could go",
+                needed_bytes=coming_bytes,
+                free_bytes=free,
+            )
 
     def append(self, job: str, attempt: int, path: str, offset: int, data: bytes) -> int:
         """Add a piece to a mirrored file: `AttemptFiles.append`."""
+        self.check_room(len(data))
         return self.attempt_files.append(job, attempt, path, offset, data)
 
     def read(self, job: str, attempt: int, path: str, offset: int, limit: int) -> bytes:
@@ -70,12 +90,20 @@ class Keeping:
 class LocalKeeping(Keeping):
     """Everything that is kept, on this machine's disk."""
 
-    def __init__(self, folder: str, clock: Clock, *, limits: KeepingLimits | None = None) -> None:
+    def __init__(
+        self,
+        folder: str,
+        clock: Clock,
+        *,
+        limits: KeepingLimits | None = None,
+        free_bytes: Callable[[str], int] = free_bytes,
+    ) -> None:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         self._store = LocalStore(os.path.join(folder, "store"), clock=clock)
         self._store.open()
         objects = LocalObjects(self._store, clock=clock)
-        super().__init__(folder, objects, clock, limits=limits, place_of=self._store.places.blob)
+        place_of = self._store.places.blob
+        super().__init__(folder, objects, clock, limits=limits, place_of=place_of, free_bytes=free_bytes)
 
     def close(self) -> None:
         """Let go of what is remembered of the disk."""

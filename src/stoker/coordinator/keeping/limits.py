@@ -26,7 +26,7 @@ class KeepingLimits:
     """Code or data of a job, all files of one tree together."""
     tree_files: int = 500_000
     free_floor_bytes: int = 2 << 30
-    """Code and data are refused where they would leave less of the disk free: results need it more."""
+    """Whatever would leave less of the disk free is not taken: the queue's database needs some."""
 
 
 def limits_for(upload_bytes: int | None) -> KeepingLimits:

@@ -103,6 +103,7 @@ class Machine:
         "away",
         "closed_devices",
         "disk_free_bytes",
+        "has_lost",
         "holdings",
         "is_changed",
         "is_offered",
@@ -121,6 +122,8 @@ class Machine:
         """As its last heartbeat said."""
         self.leases: dict[int, Live] = {}
         """By the job's number."""
+        self.has_lost = False
+        """A lease of it ended without a word of it: it may still bring the result."""
         self.seen_tick_s = seen_tick_s
         self.is_offered = False
         """Whether matching counts on it: it was heard of lately."""

@@ -89,6 +89,8 @@ def _load_machines(connection: WriterConnection, queries: Queries, book: Book, o
         closed = loads(fields["closed_devices"]) if fields["closed_devices"] else {}
         is_expected = fields["last_seen_s"] >= lately_s
         machine = Machine(fields, closed, book.time.tick_s() if is_expected else float("-inf"))
+        # Which leases it lost before this start is not known.
+        machine.has_lost = True
         book.machines[machine.name] = machine
         book.tells_code_apart = book.tells_code_apart or bool(machine.accepts)
         before = old.machines.get(machine.name) if old is not None else None

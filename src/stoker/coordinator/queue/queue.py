@@ -123,6 +123,10 @@ class Queue:
         holder = self._writer.holder_of(token)
         return holder is not None and machine in ("", holder)
 
+    def may_send(self, machine: str) -> bool:
+        """Say from memory whether a machine can have bytes to send: of a lease, or of one that it lost. Any thread."""
+        return self._writer.may_send(machine)
+
     def standing(self) -> Standing:
         """Give who belongs to the fleet, from memory, for any thread. Only the writer changes it."""
         return self._writer.standing()

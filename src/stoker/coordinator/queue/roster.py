@@ -120,7 +120,7 @@ def hello(turn: Turn, said: Hello) -> Welcome:
                 lose(turn, live, "its worker was started anew")
             # Somebody may have done something about what it declined.
             book.barred.pop(machine.name, None)
-        fresh.leases = machine.leases
+        fresh.leases, fresh.has_lost = machine.leases, machine.has_lost
     book.machines[said.worker] = fresh
     turn.write(turn.statements.put_machine, **row)
     if is_new_start:

@@ -106,7 +106,7 @@ class Letter:
 
 
 class Writer:
-    """Everything here runs in one thread, except `holder_of`, `standing`, `pace` and `trouble`."""
+    """Everything here runs in one thread, except `holder_of`, `may_send`, `standing`, `pace` and `trouble`."""
 
     def __init__(
         self, database: Database, setting: Setting, *, faults: Callable[[str], None], sweep_every_s: float | None
@@ -138,6 +138,11 @@ class Writer:
         """Give the machine whose lease a token is; none: it is nobody's now. From any thread, as `standing`."""
         live = self._known().live.get(token.job)
         return live.machine if live is not None and live.is_token(token) else None
+
+    def may_send(self, machine: str) -> bool:
+        """Say whether a machine holds a lease, or lost one and may bring its result late. From any thread."""
+        found = self._known().machines.get(machine)
+        return found is not None and (bool(found.leases) or found.has_lost)
 
     def standing(self) -> Standing:
         """Give who belongs to the fleet. From any thread; raises while nobody can say."""

@@ -14,6 +14,7 @@ from fastapi.responses import StreamingResponse
 
 from stoker.coordinator.keeping.contents import Contents
 from stoker.coordinator.service.answers import BYTES_ANSWER, BYTES_BODY, HEADERS, answer, raw
+from stoker.coordinator.service.bodies import spooled
 from stoker.coordinator.service.intake import headers_of, read_body
 from stoker.coordinator.service.office import Office
 from stoker.coordinator.service.sources import SourceDesk
@@ -31,9 +32,8 @@ from stoker.wire.contents import (
     TreeView,
 )
 
-PACKS_AT_ONCE = 4
-"""In memory at the same time; further ones are not read before."""
 LISTINGS_AT_ONCE = 1
+"""In memory at the same time, once they have come whole."""
 
 TreeDigest = Annotated[str, Path(description="A tree's digest", pattern="^[0-9a-f]{64}$")]
 
@@ -45,7 +45,6 @@ class ContentRoutes:
         self._office = office
         self._contents = contents
         self._sources = sources
-        self._packs = asyncio.Semaphore(PACKS_AT_ONCE)
         self._listings = asyncio.Semaphore(LISTINGS_AT_ONCE)
         self.router = APIRouter(tags=["contents"])
         add = self.router.add_api_route
@@ -69,9 +68,10 @@ class ContentRoutes:
 
     async def keep(self, request: Request, tree: TreeDigest) -> Response:
         """Take a tree's listing. The tree is here if all its files are; if some are not, it is not, and is not kept."""
-        async with self._listings:
-            data = await read_body(request.receive, headers_of(request.scope), MOST_LISTING_BYTES)
-            kept = await self._office.keep(self._contents.keep_tree, tree, data)
+        office, headers = self._office, headers_of(request.scope)
+        body = spooled(request.receive, headers, MOST_LISTING_BYTES, disk=office.keeping, keep=office.keep)
+        async with body as load, self._listings:
+            kept = await office.keep(lambda: self._contents.keep_tree(tree, load()))
         view = TreeView(tree=tree, files=kept.files, size_bytes=kept.size_bytes, is_here=not kept.missing)
         return answer(view)
 
@@ -86,9 +86,8 @@ class ContentRoutes:
 
     async def take(self, request: Request) -> Response:
         """Take small files in: for each its digest (32 bytes), its size (8 bytes, big-endian) and its bytes."""
-        async with self._packs:
-            data = await read_body(request.receive, headers_of(request.scope), PACK_BYTES)
-            kept, known = await self._office.keep(self._contents.keep_pack, data)
+        data = await read_body(request.receive, headers_of(request.scope), PACK_BYTES)
+        kept, known = await self._office.keep(self._contents.keep_pack, data)
         return answer(PackKept(kept=kept, known=known))
 
     async def fetch(self, asked: DigestsAsk) -> Response:

@@ -13,6 +13,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 
 from stoker.coordinator.service.answers import REFUSALS, ErrorBody, raw
+from stoker.coordinator.service.bodies import no_room
 from stoker.coordinator.service.intake import Gone, faults
 from stoker.coordinator.service.speech import Refusal, json_bytes, known
 from stoker.coordinator.service.statuses import Told
@@ -85,6 +86,8 @@ async def _by_status(request: Request, error: Exception) -> Response:
         told = known(Refusal(Usage(f"{request.url.path} does not take {request.method}"), 405))
     elif status == 413:
         told = known(TooLarge(str(error.detail)))
+    elif status == 503:
+        told = known(no_room())
     else:
         told = known(Refusal(BadInput(str(error.detail)), status))
     more = tuple((name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items())

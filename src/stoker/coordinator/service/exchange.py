@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from typing import Protocol
 
 from stoker.coordinator.service.access import LOCAL_WORKER, Peer
-from stoker.coordinator.service.intake import SPEECH_BYTES, judge_length, too_large
+from stoker.coordinator.service.bodies import Bodies, no_room
+from stoker.coordinator.service.intake import SPEECH_BYTES, WORD_BYTES, announced_bytes, too_large
 from stoker.coordinator.service.speech import ALWAYS, json_bytes, known
+from stoker.coordinator.service.who import owner_of
 from stoker.model.principals import Principal
 
 _HEAD = (
@@ -50,6 +53,10 @@ class Door(Protocol):
     def judge_worker(self, headers: dict[bytes, bytes], peer: Peer) -> Principal:
         """Give the worker that asks, or refuse it with the reason."""
 
+    @property
+    def words(self) -> Bodies:
+        """Room for the bodies of these requests."""
+
 
 class NobodyWaits:
     """Stands where the server would wake whoever waits for a body: here nobody does."""
@@ -61,8 +68,8 @@ class NobodyWaits:
 class Exchange:
     """One request and its answer. `on_done` is called once the answer is written."""
 
-    __slots__ = ("_left", "_on_done", "_parts", "_route", "_size", "_transport", "_who", "disconnected", "keep_alive",
-                 "message_event", "more_body", "response_complete")  # fmt: skip
+    __slots__ = ("_left", "_on_done", "_parts", "_release", "_route", "_size", "_transport", "_who", "disconnected",
+                 "keep_alive", "message_event", "more_body", "response_complete")  # fmt: skip
 
     def __init__(
         self, route: Route, transport: asyncio.Transport, *, keep_alive: bool, on_done: Callable[[], None]
@@ -74,6 +81,7 @@ class Exchange:
         self._size = 0
         self._left: asyncio.Future[None] | None = None
         self._who = LOCAL_WORKER
+        self._release: Callable[[], None] | None = None
         # What the server looks at.
         self.keep_alive = keep_alive
         self.more_body = True
@@ -89,8 +97,12 @@ class Exchange:
     def begin(self, door: Door, headers: dict[bytes, bytes], peer: Peer) -> None:
         """Refuse the request by its head, or wait for its body."""
         try:
-            self._who = door.judge_worker(headers, peer)
-            judge_length(headers, SPEECH_BYTES)
+            self._who = who = door.judge_worker(headers, peer)
+            size_bytes = announced_bytes(headers, SPEECH_BYTES)
+            if size_bytes > WORD_BYTES:
+                if not door.words.take_now(owner_of(who), size_bytes):
+                    raise no_room()
+                self._release = partial(door.words.release, owner_of(who), size_bytes)
         except Exception as error:  # noqa: BLE001 - here every error becomes an answer
             self.fail(error)
 
@@ -134,13 +146,22 @@ class Exchange:
     def leave(self) -> None:
         """Hear that whoever asked has left."""
         self.disconnected = True
+        self._free()
         if self._left is not None and not self._left.done():
             self._left.set_result(None)
+
+    def _free(self) -> None:
+        """Give the room of the body back, and the body with it."""
+        if self._release is not None:
+            self._release()
+            self._release = None
+            self._parts.clear()
 
     def _write(self, head: bytes, body: bytes) -> None:
         if self.response_complete:
             return
         self.response_complete = True
+        self._free()
         if self.disconnected or self._transport.is_closing():
             return
         self._transport.write(head + (b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n") + body)

@@ -1,11 +1,11 @@
 """Routes of bytes: mirrored files in, out and followed; archives uploaded in pieces, and read back in ranges.
 
-They have threads and limits of their own, so that no flood of logs stands in the way of a control call.
+They have threads of their own, so that no flood of logs stands in the way of a control call. Who sends bytes of an
+attempt is asked for its lease before any of them is read.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, BinaryIO
 
@@ -18,10 +18,11 @@ from stoker.coordinator.service.intake import headers_of, read_body
 from stoker.coordinator.service.lease_token import LAST, LeaseToken, Number
 from stoker.coordinator.service.office import Office
 from stoker.coordinator.service.speech import Refusal
-from stoker.coordinator.service.who import Who
+from stoker.coordinator.service.who import Who, owner_of
 from stoker.model.digests import Digest
 from stoker.model.errors import BadInput, NotFound
 from stoker.model.fleet_errors import StaleLease
+from stoker.model.leases import Token
 from stoker.model.principals import Principal, Role
 from stoker.wire.asking import (
     MOST_FILE_BYTES,
@@ -35,8 +36,6 @@ from stoker.wire.people_calls import ATTEMPT_HEADER, OVER_HEADER, SIZE_HEADER
 from stoker.wire.ranges import read_range
 from stoker.wire.views import AttemptView
 
-BODIES_AT_ONCE = 16
-"""Pieces of files in memory at the same time, each of at most 8 MiB; further ones are not read before."""
 MOST_WAIT_S = 60.0
 PIECE_BYTES = 1024 * 1024
 
@@ -50,7 +49,6 @@ class FileRoutes:
     def __init__(self, office: Office, contents: Contents) -> None:
         self._office = office
         self._contents = contents
-        self._bodies = asyncio.Semaphore(BODIES_AT_ONCE)
         self.router = APIRouter(tags=["files"])
         add = self.router.add_api_route
         put: dict[str, Any] = {"response_model": FileOffset, "openapi_extra": BYTES_BODY}
@@ -70,12 +68,12 @@ class FileRoutes:
 
     async def put(self, request: Request, who: Who, token: LeaseToken, path: FilePath, offset: Offset) -> Response:
         """Append to a mirrored file of an attempt. What lies there already is not written twice."""
-        office, job, attempt = self._office, token.job, token.attempt
-        async with self._bodies:
-            data = await read_body(request.receive, headers_of(request.scope), MOST_FILE_BYTES)
-            if not office.queue.is_current(token, who.name):
-                raise StaleLease(f"attempt {attempt} of job {job[:12]} is over", hint="drop what it made", job=job)
-            size_bytes = await office.keep(office.keeping.append, job, attempt, path, offset, data)
+        office = self._office
+        self._check_lease(token, who)
+        data = await read_body(request.receive, headers_of(request.scope), MOST_FILE_BYTES)
+        # It may have ended while they came.
+        self._check_lease(token, who)
+        size_bytes = await office.keep(office.keeping.append, token.job, token.attempt, path, offset, data)
         return answer(FileOffset(offset=size_bytes))
 
     async def list(self, ref: Ref, who: Who, attempt: Number | None = None) -> Response:
@@ -109,26 +107,25 @@ class FileRoutes:
 
     async def begin(self, asked: UploadAsk, who: Who) -> Response:
         """Begin an upload, or go on with one: the answer says from where, or that the bytes are known."""
-        if who.role is not Role.WORKER:
-            # Code and data, which people send, leave some of the disk free for results, which workers do.
-            await self._office.keep(self._contents.check_room, asked.size_bytes)
+        self._check_any_lease(who)
         bundles = self._office.keeping.bundles
-        begun = await self._office.keep(bundles.begin, asked.digest, asked.size_bytes, owner=_owner(who))
+        begun = await self._office.keep(bundles.begin, asked.digest, asked.size_bytes, owner=owner_of(who))
         return answer(UploadBegun(id=begun.id, offset=begun.offset, is_known=begun.is_known))
 
     async def append(self, request: Request, who: Who, upload: str, offset: Offset) -> Response:
         """Add bytes to an upload of one's own, at most 8 MiB."""
         bundles = self._office.keeping.bundles
-        async with self._bodies:
-            data = await read_body(request.receive, headers_of(request.scope), MOST_FILE_BYTES)
-            size_bytes = await self._office.keep(bundles.append, upload, offset, data, owner=_owner(who))
+        self._check_any_lease(who)
+        await self._office.keep(bundles.upload, upload, owner=owner_of(who))
+        data = await read_body(request.receive, headers_of(request.scope), MOST_FILE_BYTES)
+        size_bytes = await self._office.keep(bundles.append, upload, offset, data, owner=owner_of(who))
         return answer(FileOffset(offset=size_bytes))
 
     async def finish(self, who: Who, upload: str) -> Response:
         """Have the bytes of an upload checked against their digest and kept."""
         bundles = self._office.keeping.bundles
-        found = await self._office.keep(bundles.upload, upload, owner=_owner(who))
-        await self._office.keep(bundles.finish, upload, owner=_owner(who))
+        found = await self._office.keep(bundles.upload, upload, owner=owner_of(who))
+        await self._office.keep(bundles.finish, upload, owner=owner_of(who))
         return answer(UploadBegun(id=upload, offset=found.size_bytes, is_known=True))
 
     async def object(self, request: Request, sha256: str) -> Response:
@@ -150,6 +147,19 @@ class FileRoutes:
             return Response(None, status, headers, media_type=kind)
         stream = await office.keep(office.keeping.bundles.open, Digest(sha256), start=start, length=length)
         return StreamingResponse(self._pieces(stream), status, headers, media_type=kind)
+
+    def _check_lease(self, token: Token, who: Principal) -> None:
+        """Raise `StaleLease` unless a token is that of a live lease of whoever sends bytes."""
+        if not self._office.queue.is_current(token, who.name):
+            job = token.job
+            raise StaleLease(f"attempt {token.attempt} of job {job[:12]} is over", hint="drop what it made", job=job)
+
+    def _check_any_lease(self, who: Principal) -> None:
+        """Raise `StaleLease` for a machine that can have nothing to send: it holds no lease, nor lost one of late."""
+        if who.role is Role.WORKER and who.name and not self._office.queue.may_send(who.name):
+            raise StaleLease(
+                f"{who.name} holds no lease: there is nothing that it could send", hint="claim a job first"
+            )
 
     async def _pieces(self, stream: BinaryIO) -> AsyncIterator[bytes]:
         try:
@@ -180,13 +190,6 @@ class FileRoutes:
         if machine:
             tries = tuple(one for one in tries if one.machine == machine)
         return found.id, *_meant(ref, tries, attempt)
-
-
-def _owner(who: Principal) -> str:
-    """Give whose an upload is; on loopback, where nobody's name is verified, everybody's."""
-    if not who.name:
-        return ""
-    return f"{'machine' if who.role is Role.WORKER else 'person'} {who.name}"
 
 
 def _meant(ref: str, tries: tuple[AttemptView, ...], attempt: int | None) -> tuple[int, bool]:

@@ -15,18 +15,26 @@ from starlette.exceptions import HTTPException
 
 from stoker.coordinator.service.access import UNKNOWN, Access
 from stoker.coordinator.service.answers import ENCODED_SLASH
+from stoker.coordinator.service.bodies import (
+    SPOOL_BYTES,
+    WORDS_BYTES,
+    WORDS_EACH_BYTES,
+    Bodies,
+    Incoming,
+    no_room,
+)
 from stoker.coordinator.service.intake import (
     ARCHIVE_BYTES,
     ORDER_BYTES,
     SPEECH_BYTES,
     WORD_BYTES,
     Gone,
-    judge_length,
+    announced_bytes,
     read_body,
     too_large,
 )
 from stoker.coordinator.service.speech import App, Receive, Refusal, Scope, Send, say, say_error
-from stoker.coordinator.service.who import PEER, PRINCIPAL, STILL
+from stoker.coordinator.service.who import PEER, PRINCIPAL, STILL, owner_of
 from stoker.coordinator.service.worker_routes import WorkerRoutes
 from stoker.model.errors import StokerError, Usage
 from stoker.wire.asking import MOST_FILE_BYTES
@@ -39,6 +47,8 @@ class Front:
     def __init__(self, access: Access, workers: WorkerRoutes, documented: App) -> None:
         self._access = access
         self._documented = documented
+        self._bodies = Bodies()
+        self.words = Bodies(WORDS_BYTES, WORDS_EACH_BYTES)
         self.find = workers.find
         self.judge_worker = access.judge_worker
 
@@ -54,19 +64,29 @@ class Front:
             if scope["method"] != "POST":
                 raise Refusal(Usage(f"this route takes POST, not {scope['method']}"), 405, (b"allow", b"POST"))
             answering = _Answering(receive)
-            route(await read_body(receive, headers, SPEECH_BYTES), answering, who)
+            room_bytes = announced_bytes(headers, SPEECH_BYTES)
+            body = Incoming(receive, self.words, owner_of(who), limit_bytes=SPEECH_BYTES, room_bytes=room_bytes)
+            try:
+                route(await read_body(body.receive, headers, SPEECH_BYTES), answering, who)
+            finally:
+                body.release()
             await say(send, await answering.answer)
         except Gone:
             return
+        except HTTPException as error:
+            await say_error(send, too_large(SPEECH_BYTES) if error.status_code == 413 else no_room())
         except Exception as error:  # noqa: BLE001 - here every error becomes an answer
             await say_error(send, error)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]) -> None:
         is_begun = is_done = False
+        body: Incoming | None = None
 
         async def note(message: MutableMapping[str, Any]) -> None:
             nonlocal is_begun, is_done
             is_begun = True
+            if body is not None:
+                body.release()
             is_done = message["type"] == "http.response.body" and not message.get("more_body")
             await send(message)
 
@@ -75,9 +95,12 @@ class Front:
             path = scope["path"] = path_of(scope["raw_path"])
             self._judge(scope, headers)
             limit_bytes = most_bytes(scope["method"], path)
-            if judge_length(headers, limit_bytes) is None:
-                receive = counted(receive, limit_bytes)
-            await self._documented(scope, receive, note)
+            size_bytes = announced_bytes(headers, limit_bytes)
+            if size_bytes:
+                room_bytes = min(size_bytes, SPOOL_BYTES) if is_spooled(scope["method"], path) else size_bytes
+                owner = owner_of(scope[PRINCIPAL])
+                body = Incoming(receive, self._bodies, owner, limit_bytes=limit_bytes, room_bytes=room_bytes)
+            await self._documented(scope, receive if body is None else body.receive, note)
         except Gone:
             return
         except Exception as error:
@@ -86,6 +109,9 @@ class Front:
                 raise
             if not is_begun:
                 await say_error(send, error)
+        finally:
+            if body is not None:
+                body.release()
 
     def _judge(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         peer, access = scope.get(PEER, UNKNOWN), self._access
@@ -144,19 +170,9 @@ def most_bytes(method: str, path: str) -> int:
     return MOST_FILE_BYTES if method in ("PUT", "PATCH") else WORD_BYTES
 
 
-def counted(receive: Receive, limit_bytes: int) -> Receive:
-    """Give a body that did not say how long it is, and is refused once it is too long."""
-    size_bytes = 0
-
-    async def counting() -> MutableMapping[str, Any]:
-        nonlocal size_bytes
-        message = await receive()
-        size_bytes += len(message.get("body", b""))
-        if size_bytes > limit_bytes:
-            raise HTTPException(413, str(too_large(limit_bytes)))
-        return message
-
-    return counting
+def is_spooled(method: str, path: str) -> bool:
+    """Say whether a body goes to disk as it comes, so that little of it is ever in memory."""
+    return path == "/v1/jobs" or path.startswith("/v1/model/") or (method == "PUT" and path.startswith("/v1/trees/"))
 
 
 def path_of(raw_path: bytes) -> str:

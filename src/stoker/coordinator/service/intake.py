@@ -5,6 +5,7 @@ How slow a client may be is watched by its connection (`connection`), not here.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -40,24 +41,24 @@ def headers_of(scope: Scope) -> dict[bytes, bytes]:
 
 async def read_body(receive: Receive, headers: dict[bytes, bytes], limit_bytes: int) -> bytes:
     """Read a body whole. `TooLarge` before the first byte if it says that it is larger, else at the first too many."""
+    parts = [piece async for piece in body_pieces(receive, headers, limit_bytes)]
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def body_pieces(receive: Receive, headers: dict[bytes, bytes], limit_bytes: int) -> AsyncIterator[bytes]:
+    """Yield the parts of a body as they come. Raise `TooLarge` as `read_body` does, `Gone` if the client leaves."""
     judge_length(headers, limit_bytes)
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    if not message.get("more_body"):
-        if message["type"] == "http.disconnect":
-            raise Gone
-        return _bounded(body, limit_bytes)
-    parts = [body]
-    size = len(body)
-    while message.get("more_body"):
+    size_bytes, is_more = 0, True
+    while is_more:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise Gone
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > limit_bytes:
+        piece: bytes = message.get("body", b"")
+        size_bytes += len(piece)
+        if size_bytes > limit_bytes:
             raise too_large(limit_bytes)
-    return _bounded(b"".join(parts), limit_bytes)
+        yield piece
+        is_more = message.get("more_body", False)
 
 
 def judge_length(headers: dict[bytes, bytes], limit_bytes: int) -> int | None:
@@ -68,6 +69,14 @@ def judge_length(headers: dict[bytes, bytes], limit_bytes: int) -> int | None:
     length = int(said) if said.isdigit() and len(said) < 20 else limit_bytes + 1
     if length > limit_bytes:
         raise too_large(limit_bytes)
+    return length
+
+
+def announced_bytes(headers: dict[bytes, bytes], limit_bytes: int) -> int:
+    """Return how long a body is, or may be if it comes in chunks. Raise `TooLarge` if it says too much."""
+    length = judge_length(headers, limit_bytes)
+    if length is None:
+        return limit_bytes if b"transfer-encoding" in headers else 0
     return length
 
 
@@ -103,9 +112,3 @@ def faults(found: list[tuple[str, str]]) -> Faults:
     listed = tuple(Fault(where, message[:1].lower() + message[1:]) for where, message in found[:MOST_FAULTS])
     first = str(listed[0]) if len(listed) == 1 else f"{len(found)} faults"
     return Faults(f"the request can't be taken: {first}", faults=listed, count=len(found))
-
-
-def _bounded(body: bytes, limit_bytes: int) -> bytes:
-    if len(body) > limit_bytes:
-        raise too_large(limit_bytes)
-    return body

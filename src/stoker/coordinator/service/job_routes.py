@@ -9,8 +9,9 @@ from fastapi import APIRouter, Query, Request, Response
 from stoker.coordinator.queue.commands import CancelJobs, PinJobs, RequeueJobs, SetPriority
 from stoker.coordinator.queue.reading.finding import Meant
 from stoker.coordinator.service.answers import Ref, answer, body_of, done
+from stoker.coordinator.service.bodies import spooled
 from stoker.coordinator.service.code_gate import CodeGate
-from stoker.coordinator.service.intake import ORDER_BYTES, headers_of, read_body, read_message
+from stoker.coordinator.service.intake import ORDER_BYTES, headers_of, read_message
 from stoker.coordinator.service.office import Office
 from stoker.coordinator.service.who import Who, changes_only, recorded
 from stoker.model.fleet_errors import NotAllowed
@@ -57,8 +58,10 @@ class JobRoutes:
     async def submit(self, request: Request, who: Who) -> Response:
         """Hand in jobs, all or none."""
         office = self._office
-        body = await read_body(request.receive, headers_of(request.scope), ORDER_BYTES)
-        submission = await office.order(read_message, Submission, body)
+        headers = headers_of(request.scope)
+        async with spooled(request.receive, headers, ORDER_BYTES, disk=office.keeping, keep=office.keep) as load:
+            # One after the other: each may be a quarter of a gibibyte.
+            submission = await office.order(lambda: read_message(Submission, load()))
         if submission.hosts and not who.may(Role.OPERATE):
             hint = "leave [[hosts]] out, or let somebody with the role operate submit it"
             raise NotAllowed("what a manifest says about machines needs the role operate", hint=hint)

@@ -195,7 +195,7 @@ class SystemARoutes:
     async def put_model(
         self, request: Request, claim: ClaimId, who: Who, x_sha256: Annotated[str | None, Header(max_length=64)] = None
     ) -> Response:
-        """Send a model: any bytes. `X-Sha256`, where it is sent, must be theirs."""
+        """Send a model of a job that is leased: any bytes. `X-Sha256`, where it is sent, must be theirs."""
         # Before a byte of it is read.
         token, attempt = await self._lease(claim, LeaseA(), who)
         if not self._office.queue.is_current(token, attempt.machine):
@@ -331,6 +331,7 @@ class SystemARoutes:
             if size_bytes > most:
                 raise too_large(most)
             digest.update(piece)
+            await self._office.keep(self._office.keeping.check_room, len(piece))
             await self._office.keep(spool.write, piece)
         return digest.hexdigest(), size_bytes
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from stoker.model.principals import Principal, Role, owner_of
+from stoker.model.principals import Principal, Role, verified_name
 
 PEER = "stoker.peer"
 """Where a request's scope has its connection's other end."""
@@ -39,13 +39,20 @@ def recorded(who: Principal, claimed: str) -> str:
     """Return who is recorded: the name that was verified, and behind it what the program says of itself.
 
     A principal without a name is the operator of this home. What its program says is recorded, in a form that can't be
-    taken for a verified name (`model.principals.owner_of`).
+    taken for a verified name (`model.principals.verified_name`).
     """
     if not who.name:
-        return f"local user ({claimed})"[:_LONGEST] if owner_of(claimed) else claimed[:_LONGEST]
+        return f"local user ({claimed})"[:_LONGEST] if verified_name(claimed) else claimed[:_LONGEST]
     return f"{who.name} ({claimed})"[:_LONGEST] if claimed and claimed != who.name else who.name
 
 
 def changes_only(who: Principal) -> str | None:
     """Return whose jobs a principal may change: its own, or with the role operate all (None)."""
     return None if who.may(Role.OPERATE) else who.name
+
+
+def owner_of(who: Principal) -> str:
+    """Return whose an upload or a body is; on loopback, where no name is verified, all have the same owner."""
+    if not who.name:
+        return ""
+    return f"{'machine' if who.role is Role.WORKER else 'person'} {who.name}"

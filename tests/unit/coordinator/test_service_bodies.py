@@ -1,0 +1,174 @@
+"""Room for the bodies of requests: a budget for all, a share for each, large ones on disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.exceptions import HTTPException
+
+from stoker.coordinator.service.bodies import RETRY_S, SPOOL_BYTES, Bodies, Incoming, spooled
+from stoker.coordinator.service.intake import WORD_BYTES
+from stoker.model.errors import NoSpace, Unavailable
+from stoker.model.fleet_errors import TooLarge
+
+MIB = 1 << 20
+
+
+def run(act: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(act())
+
+
+def messages(*parts: bytes) -> Callable[[], Coroutine[Any, Any, dict[str, Any]]]:
+    waiting = [{"type": "http.request", "body": part, "more_body": True} for part in parts[:-1]]
+    waiting.append({"type": "http.request", "body": parts[-1], "more_body": False})
+
+    async def receive() -> dict[str, Any]:
+        return waiting.pop(0)
+
+    return receive
+
+
+def test_the_share_of_one_principal_is_taken_by_its_own_bodies_alone():
+    bodies = Bodies(4 * MIB, 2 * MIB)
+    assert bodies.take_now("machine a", 2 * MIB)
+    assert not bodies.take_now("machine a", 1)
+    assert bodies.take_now("machine b", 2 * MIB)
+    assert not bodies.take_now("machine c", 1)
+    bodies.release("machine a", 2 * MIB)
+    assert bodies.take_now("machine c", 2 * MIB)
+
+
+def test_whoever_waits_is_served_in_order_past_those_whose_own_share_is_taken():
+    async def act() -> None:
+        bodies, served = Bodies(2 * MIB, MIB), []
+
+        async def take(owner: str) -> None:
+            await bodies.take(owner, MIB)
+            served.append(owner)
+
+        assert bodies.take_now("a", MIB)
+        assert bodies.take_now("b", MIB)
+        waiting = [asyncio.ensure_future(take(owner)) for owner in ("a", "c", "d")]
+        await asyncio.sleep(0)
+        bodies.release("b", MIB)
+        await asyncio.wait([waiting[1]])
+        assert served == ["c"]
+        bodies.release("a", MIB)
+        await asyncio.wait([waiting[0]])
+        bodies.release("c", MIB)
+        await asyncio.wait(waiting)
+        assert served == ["c", "a", "d"]
+        bodies.release("a", MIB)
+        bodies.release("d", MIB)
+        assert bodies.held_bytes == 0
+
+    run(act)
+
+
+def test_room_that_does_not_come_is_refused_with_when_to_try_again():
+    async def act() -> None:
+        bodies = Bodies(MIB, MIB, wait_s=0.01)
+        assert bodies.take_now("a", MIB)
+        with pytest.raises(Unavailable) as refused:
+            await bodies.take("b", MIB)
+        assert refused.value.data["retry_after_s"] == RETRY_S
+        bodies.release("a", MIB)
+        assert bodies.held_bytes == 0
+
+    run(act)
+
+
+def test_who_leaves_while_waiting_holds_nothing():
+    async def act() -> None:
+        bodies = Bodies(MIB, MIB)
+        assert bodies.take_now("a", MIB)
+        gone = asyncio.ensure_future(bodies.take("b", MIB))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.wait([gone])
+        # Cancelled in the very moment in which it was served.
+        late = asyncio.ensure_future(bodies.take("b", MIB))
+        await asyncio.sleep(0)
+        bodies.release("a", MIB)
+        late.cancel()
+        await asyncio.wait([late])
+        assert bodies.held_bytes == 0
+
+    run(act)
+
+
+def test_room_is_held_from_the_first_read_until_it_is_released():
+    async def act() -> None:
+        bodies = Bodies(MIB, MIB)
+        body = Incoming(messages(b"x"), bodies, "a", limit_bytes=MIB, room_bytes=MIB)
+        assert bodies.held_bytes == 0
+        await body.receive()
+        assert bodies.held_bytes == MIB
+        body.release()
+        body.release()
+        assert bodies.held_bytes == 0
+        small = Incoming(messages(b"x"), bodies, "a", limit_bytes=MIB, room_bytes=WORD_BYTES)
+        await small.receive()
+        assert bodies.held_bytes == 0
+
+    run(act)
+
+
+def test_a_body_without_a_length_is_counted_as_it_comes():
+    async def act() -> None:
+        body = Incoming(messages(b"x" * 5, b"x" * 6), Bodies(), "a", limit_bytes=10, room_bytes=10)
+        await body.receive()
+        with pytest.raises(HTTPException) as refused:
+            await body.receive()
+        assert refused.value.status_code == 413
+
+    run(act)
+
+
+class Disk:
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+        self.asked: list[int] = []
+        self.is_full = False
+
+    def check_room(self, coming_bytes: int) -> None:
+        self.asked.append(coming_bytes)
+        if self.is_full:
+            raise NoSpace("full")
+
+    async def keep(self, act: Callable[..., Any], *args: Any) -> Any:
+        return act(*args)
+
+
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_a_large_body_waits_on_disk_and_comes_back_whole(tmp_path: Path, count: int):
+    disk, parts = Disk(tmp_path), [bytes([number]) * 100_000 for number in range(count)]
+
+    async def act() -> None:
+        async with spooled(messages(*parts), {}, 1 << 30, disk=disk, keep=disk.keep) as load:
+            assert load() == b"".join(parts)
+
+    run(act)
+    is_large = count * 100_000 > SPOOL_BYTES
+    assert bool(disk.asked) == is_large
+    assert not is_large or sum(disk.asked) == count * 100_000
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_large_body_without_room_on_disk_or_beyond_its_limit_is_refused(tmp_path: Path):
+    disk, parts = Disk(tmp_path), [b"x" * 100_000] * 40
+
+    async def act() -> None:
+        with pytest.raises(TooLarge):
+            async with spooled(messages(*parts), {}, 2 * MIB, disk=disk, keep=disk.keep):
+                pass
+        disk.is_full = True
+        with pytest.raises(NoSpace):
+            async with spooled(messages(*parts), {}, 1 << 30, disk=disk, keep=disk.keep):
+                pass
+
+    run(act)
