@@ -1,0 +1,78 @@
+"""Two people with a token each, the role submit: what one may do to the other's jobs, over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.model.errors import Faults
+from stoker.model.fleet_errors import NotAllowed
+from stoker.model.principals import Role
+from stoker.wire.client import FleetClient
+from stoker.wire.enrolling import TokenAsk
+from stoker.wire.orders import JobOrder, OrderOutcome, Outcome, Submission
+from tests.contract.queue_driving import order
+from tests.servers.coordinator import Fleet, coordinator
+
+
+@pytest.fixture
+def fleet(database_url: str, tmp_path: Path) -> Iterator[Fleet]:
+    with coordinator(database_url, tmp_path) as fleet:
+        yield fleet
+
+
+def person(fleet: Fleet, name: str, role: Role = Role.SUBMIT) -> FleetClient:
+    return fleet.client(token=fleet.client().make_token(TokenAsk(name=name, role=role)).token)
+
+
+def submit(client: FleetClient, job: JobOrder, claimed: str = "") -> OrderOutcome:
+    (outcome,) = client.submit(Submission(jobs=(job,), submitter=claimed)).jobs
+    return outcome
+
+
+def authors(fleet: Fleet) -> list[tuple[str, Any]]:
+    return [(event["kind"], event.get("by")) for event in fleet.queue.reader.events(0, 100, "train")]
+
+
+def test_a_submitter_can_not_rewrite_anothers_pending_job(fleet: Fleet) -> None:
+    ann, ben = person(fleet, "ann"), person(fleet, "ben")
+    assert submit(ann, order("train"), "ann@laptop").outcome is Outcome.NEW
+    before = fleet.client().job("train")
+    # The same identity with other arguments: what the id is not made from is refused, whoever sends it.
+    with pytest.raises(Faults, match="can't be taken"):
+        submit(ben, order("train", args={"name": "evil", "number": 0}))
+    with pytest.raises(Faults, match="can't be taken"):
+        submit(ben, order("train").model_copy(update={"id": "0" * 64}))
+    # What is no part of the identity is the submitter's to change. Calling oneself ann helps nobody.
+    forged = order("train", priority=9, secrets=("API_KEY",), code_tree="e" * 64)
+    followed = submit(ben, forged, "ann (ann@laptop)")
+    assert (followed.outcome, followed.submitter) == (Outcome.KNOWN, "ann (ann@laptop)")
+    assert {"priority", "secrets", "code_tree"} <= set(followed.withheld)
+    assert fleet.client().job("train") == before
+    assert authors(fleet) == [("job_submitted", "ann (ann@laptop)")]
+
+
+def test_people_cancel_and_requeue_their_own_jobs_and_operators_all(fleet: Fleet) -> None:
+    ann, ben, cat = person(fleet, "ann"), person(fleet, "ben"), person(fleet, "cat", Role.OPERATE)
+    reader = person(fleet, "dan", Role.READ)
+    submit(ann, order("train"))
+    ids = [fleet.client().job("train").job.id]
+    for client in (ben, reader):
+        verbs: tuple[Callable[[], object], ...] = (
+            partial(client.cancel, "train", by="ann"),
+            partial(client.requeue, "train", by="ann"),
+            partial(client.set_priority, "train", 5),
+            partial(client.cancel_jobs, ids),
+            partial(client.requeue_jobs, ids),
+            partial(client.set_priority_of_jobs, ids, 5),
+        )
+        for verb in verbs:
+            with pytest.raises(NotAllowed):
+                verb()
+    ann.cancel("train", by="ann@laptop")
+    cat.requeue("train")
+    assert authors(fleet) == [("job_submitted", "ann"), ("job_cancelled", "ann (ann@laptop)"), ("job_requeued", "cat")]
