@@ -23,7 +23,7 @@ def fleet(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     folder = tmp_path_factory.mktemp("schema")
     path = folder / "queue.db"
     path.write_bytes(sqlite_template.read_bytes())
-    with coordinator(f"sqlite:///{path}", folder) as fleet:
+    with coordinator(f"sqlite:///{path}", folder, system_a=True) as fleet:
         yield fleet
 
 

@@ -37,7 +37,7 @@ def fleet(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     folder = tmp_path_factory.mktemp("trust")
     path = folder / "queue.db"
     path.write_bytes(sqlite_template.read_bytes())
-    with coordinator(f"sqlite:///{path}", folder, is_secure=True) as fleet:
+    with coordinator(f"sqlite:///{path}", folder, is_secure=True, system_a=True) as fleet:
         yield fleet
 
 
