@@ -4,19 +4,24 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from stoker.config.schema import NOTHING
 from stoker.model.encoding import encode
-from stoker.model.errors import ArgsFaults, PlanFaults
+from stoker.model.errors import ArgsFaults, BadInput, PlanFaults
 from stoker.model.json_text import dumps, loads
 from stoker.plan.args import ArgsSchema
 from stoker.plan.authoring import InputPath, PlanBuilder, arg
 from stoker.plan.plan_file import plan_to_json, read_plan
+from stoker.worker.attempt.inputs import with_runtime, without_runtime
 from tests.unit.plan.lab import Lab, lines_of, plan_of
 from tests.unit.plan.stages import Shape, ShapedArgs, process_shaped
+
+if TYPE_CHECKING:
+    from stoker.plan.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,3 +311,17 @@ def test_a_plan_file_holds_records_as_objects_and_says_on_which_line_their_fault
 def test_a_plan_in_python_takes_a_record_of_another_class_for_a_fault() -> None:
     with pytest.raises(PlanFaults, match=r"it\.shape: expected fields of record \(width, file, ledger\)"):
         PlanBuilder("p").start(process_shaped, ShapedArgs(shape=Trees()), id="it").finish()  # type: ignore[arg-type]
+
+
+def test_runtime_leaves_of_records_stand_beside_them_on_their_way_and_only_declared_ones_are_put_back() -> None:
+    made = cast("Recipe", SimpleNamespace(name="r", args=SCHEMA))
+    leaves = SCHEMA.nested_runtime()
+    assert leaves == ("model.trees.verbose",)
+    values = {**FILLED, "model": {"trees": {"count": 50, "depth": None, "verbose": True}, "rate": 1.0}}
+    sent = without_runtime(values, leaves)
+    assert sent["model"] == SCHEMA.identity(values, lambda _: "")["model"]
+    assert sent["model.trees.verbose"] is True
+    assert with_runtime(made, sent) == values
+    assert values["model"]["trees"]["verbose"] is True
+    with pytest.raises(BadInput, match="no runtime argument"):
+        with_runtime(made, {**sent, "model.trees.count": 1})

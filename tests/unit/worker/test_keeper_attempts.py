@@ -209,6 +209,20 @@ def test_a_job_that_is_no_longer_ours_is_stopped_and_nothing_more_is_said_of_it(
     assert fleet.jobs[job].last.attempt == 2
 
 
+def test_a_job_whose_arguments_were_forged_is_declined_and_never_starts(busy: Keep):
+    fleet = busy.fleet
+    job = shell(busy, SLEEPER, "forged")
+    honest = shell(busy, "true", "honest")
+    forged = shell(busy, SLEEPER, "edited", identity={"argv": ["true"]})
+    program_of(busy, "forged")
+    fleet.until(lambda: fleet.words(forged) == ["decline"])
+    assert fleet.jobs[forged].last.reason == "identity"
+    assert fleet.jobs[forged].last.lasts
+    fleet.wish(job, Do.CANCEL)
+    fleet.until(lambda: fleet.jobs[honest].state == "completed")
+    assert not (busy.folder / "edited").exists()
+
+
 def test_an_attempt_whose_process_is_killed_failed_as_lost_and_leaves_nothing(busy: Keep):
     fleet = busy.fleet
     job = shell(busy, SLEEPER, "killed")

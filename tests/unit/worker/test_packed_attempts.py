@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from stoker.model.artifacts import Tree, TreeEntry
 from stoker.model.digests import Digest
-from stoker.model.errors import Usage
+from stoker.model.errors import HashMismatch, Usage
 from stoker.plan.action import Action, StageFacts
 from stoker.plan.checkpoints import resume_key
 from stoker.plan.graph import Node
@@ -25,7 +26,7 @@ from tests.unit.worker.conftest import Office
 PROJECT = "f" * 40
 
 
-def assigned(office: Office, workspace: Path, **args: Any) -> Order:
+def assigned(office: Office, workspace: Path, *, unproven: dict[str, Any] | None = None, **args: Any) -> Order:
     workspace.mkdir(parents=True)
     brief = JobBrief(
         job="a" * 64,
@@ -45,6 +46,7 @@ def assigned(office: Office, workspace: Path, **args: Any) -> Order:
         devices=[],
         is_shared=False,
         vram_bytes=0,
+        unproven=unproven or {},
     )
     return order_assignment(office.desk, Assignment(job=brief, run="run", lease_path=""))
 
@@ -67,6 +69,16 @@ def test_a_checkpoint_is_found_again_in_another_workspace(office: Office, tmp_pa
     assert [only(one).args["workspace"] for one in (first, second)] == [str(tmp_path / "one"), str(tmp_path / "two")]
     other = assigned(office, tmp_path / "three", folder="e" * 40)
     assert key_of(other) != key_of(first)
+
+
+def test_a_file_that_is_not_what_the_id_names_starts_nothing(office: Office, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text("1,2")
+    unproven = {"inputs": [{"content": f"sha256:{hashlib.sha256(b'1,2').hexdigest()}"}]}
+    assert assigned(office, tmp_path / "one", unproven=unproven, inputs=[str(rows)])
+    rows.write_text("3,4")
+    with pytest.raises(HashMismatch, match="not what the job was submitted with"):
+        assigned(office, tmp_path / "two", unproven=unproven, inputs=[str(rows)])
 
 
 def test_run_keeps_its_own_way(office: Office) -> None:
