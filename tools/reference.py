@@ -289,9 +289,10 @@ def served_document() -> dict[str, Any]:
         )
         try:
             assert serve.stdout is not None
-            url = json.loads(serve.stdout.readline())["url"]
+            ready = json.loads(serve.stdout.readline())
             opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-            with opener.open(f"{url}/v1/openapi.json", timeout=60) as answer:
+            opener.addheaders = [("X-Operator-Token", Path(ready["token_file"]).read_text().strip())]
+            with opener.open(f"{ready['url']}/v1/openapi.json", timeout=60) as answer:
                 document: dict[str, Any] = json.load(answer)
         finally:
             serve.terminate()
