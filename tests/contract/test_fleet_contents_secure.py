@@ -21,7 +21,8 @@ from stoker.store.local import LocalStore
 from stoker.store.trees import scan_tree
 from stoker.wire.client import FleetClient
 from stoker.wire.contents import PACKED_BYTES, Place, SourcesAsk
-from stoker.wire.leasing import Hello, Holdings
+from stoker.wire.leasing import Claim, Hello, Holdings
+from stoker.wire.orders import Submission
 from stoker.worker.peering.admitting import Admitting
 from stoker.worker.peering.reaching import peer_opener
 from stoker.worker.peering.server import PeerServer
@@ -29,6 +30,7 @@ from stoker.worker.peering.sharing import share_trees
 from stoker.worker.shipping.origins import FleetOrigins
 from stoker.worker.shipping.tree_receiving import receive_tree
 from stoker.worker.shipping.tree_sending import InFolder, send_tree
+from tests.contract.queue_driving import order
 from tests.servers.coordinator import TOKEN, Fleet, coordinator
 from tests.servers.tls_line import Lines
 
@@ -145,6 +147,10 @@ def test_nobody_adds_to_an_upload_of_another_s(fleet: Fleet, tmp_path: Path) -> 
     with closing(Lines(fleet, tmp_path)) as lines:
         machine = Machine(fleet, lines, "four", tmp_path)
     with closing(machine):
+        machine.hello()
+        person.submit(Submission(jobs=(order("four"),)))
+        claim = Claim(request_id="request-four", worker="four", incarnation="incarnation-four")
+        assert machine.client.claim(claim).grants
         with pytest.raises(NotFound):
             machine.client.append_upload(begun.id, b"other bytes", offset=400)
         with pytest.raises(NotFound):

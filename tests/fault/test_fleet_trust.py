@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import socket
 import ssl
 from collections.abc import Iterator
@@ -22,10 +23,11 @@ from stoker.model.capability import Capability
 from stoker.model.clock import SystemClock
 from stoker.model.digests import digest_bytes
 from stoker.store.listing import listing_bytes
+from stoker.wire.join_proofs import unseal
 from stoker.wire.packs import frame
 from tests.contract.queue_driving import GIB, order
 from tests.servers.coordinator import TOKEN, Fleet, coordinator
-from tests.servers.tls_line import Line, Lines
+from tests.servers.tls_line import Line, Lines, key_of
 from tests.servers.tls_middle import Middle
 
 NOW_S = SystemClock().wall_s()
@@ -126,14 +128,17 @@ def test_a_code_works_once_for_its_own_name_and_in_its_time(lines: Lines, operat
     code = invited(operator, name="lab-once", life_s=600)
     assert lines.join(code, "lab-else")[:2][1]["data"]["reason"] == "name"
     assert lines.join(code, "lab-once")[0] == 200
-    status, refused, _ = lines.join(code, "lab-once")
-    assert (status, refused["data"]["reason"]) == (403, "used")
+    _, begun = lines.begin(code)
+    assert not lines.is_proven(code, begun)
+    again = lines.words(code, begun, "lab-once", make_csr(make_key(), "lab-once"))
+    status, refused = lines.open().ask("POST", "/v1/join/finish", again)
+    assert (status, refused["data"]["reason"]) == (403, "wrong")
     short = invited(operator, life_s=0.001)
     status, refused, _ = lines.join(short, "lab-late")
     assert (status, refused["data"]["reason"]) == (403, "expired")
 
 
-def test_who_guesses_a_code_is_not_heard_after_five_tries_and_ends_it_for_nobody_else(lines: Lines, operator: Line):
+def test_who_guesses_a_code_ends_it_for_nobody_not_even_at_the_same_address(lines: Lines, operator: Line):
     code = invited(operator)
     wrong = code[:2] + ("0" if code[2] != "0" else "1") + code[3:]
     status, begun = lines.begin(code)
@@ -143,9 +148,7 @@ def test_who_guesses_a_code_is_not_heard_after_five_tries_and_ends_it_for_nobody
     tried = [line.ask("POST", "/v1/join/finish", lines.words(wrong, begun, "lab-guess", csr)) for _ in range(6)]
     assert [status for status, _ in tried] == [403] * 5 + [429]
     assert [answer["data"]["reason"] for _, answer in tried[:5]] == ["wrong"] * 5
-    # Whoever has the code joins all the same, from elsewhere.
-    assert line.ask("POST", "/v1/join/finish", lines.words(code, begun, "lab-guess", csr))[0] == 429
-    assert lines.join(code, "lab-guess")[0] == 200
+    assert line.ask("POST", "/v1/join/finish", lines.words(code, begun, "lab-guess", csr))[0] == 200
 
 
 def test_words_that_were_lost_on_their_way_back_are_answered_again_and_stolen_ones_help_nobody(
@@ -160,13 +163,16 @@ def test_words_that_were_lost_on_their_way_back_are_answered_again_and_stolen_on
     assert lines.open().ask("POST", "/v1/join/finish", words) == first
     stolen = {**words, "csr_pem": make_csr(make_key(), "lab-lost")}
     status, answer = lines.open().ask("POST", "/v1/join/finish", stolen)
-    assert (status, answer["data"]["reason"]) == (403, "used")
+    assert (status, answer["data"]["reason"]) == (403, "wrong")
 
 
 def test_a_person_joins_gets_a_token_of_their_role_and_nothing_more(lines: Lines, operator: Line, fleet: Fleet):
     code = invited(operator, role="submit", name="ada")
     _, begun = lines.begin(code)
-    words = lines.words(code, begun, "ada", make_csr(make_key(), "ada"))
+    with_key = lines.words(code, begun, "ada", make_csr(make_key(), "ada"))
+    status, refused = lines.open().ask("POST", "/v1/join/finish", with_key)
+    assert (status, refused["data"]["reason"]) == (403, "role")
+    words = lines.words(code, begun, "ada")
     status, joined = lines.open().ask("POST", "/v1/join/finish", words)
     assert (status, joined["role"], joined.get("certificate_pem", "")) == (200, "submit", "")
     assert lines.open().ask("POST", "/v1/join/finish", words)[1]["token"] == joined["token"]
@@ -205,6 +211,9 @@ def test_a_token_ends_at_once_when_it_is_rotated_or_revoked_and_with_its_time(li
     assert tom.ask("GET", "/v1/jobs")[0] == 200
     assert operator.ask("POST", f"/v1/tokens/{rotated['view']['id']}/revoke", {})[0] == 200
     assert tom.ask("GET", "/v1/jobs")[0] == 403
+    # An older client says that it says nothing.
+    quiet = operator.ask("POST", "/v1/tokens", {"name": "tess", "role": "read", "life_s": None})[1]["view"]
+    assert quiet["expires_s"] - quiet["issued_s"] == 365 * 86_400
     short = operator.ask("POST", "/v1/tokens", {"name": "tim", "role": "read", "life_s": 0.001})[1]
     assert lines.open(token=short["token"]).ask("GET", "/v1/jobs")[0] == 403
     assert made["token"] not in str(operator.ask("GET", "/v1/tokens"))
@@ -300,13 +309,37 @@ def test_nothing_is_answered_without_tls(lines: Lines):
     plain.close()
 
 
+def test_a_stranger_learns_nothing_of_an_invitation(lines: Lines, operator: Line):
+    named = invited(operator, role="admin", name="grace")
+    used = invited(operator, name="lab-stranger")
+    assert lines.join(used, "lab-stranger")[0] == 200
+    shown = []
+    for code in (named, used, invited(operator), "ZZZZ-ZZZZ-ZZZZ"):
+        status, begun = lines.begin(code)
+        shown.append((status, begun["role"], begun.get("name", ""), len(begun["sealed"]), sorted(begun)))
+        assert "grace" not in str(begun)
+    assert shown == [shown[0]] * 4
+    assert shown[0][:3] == (200, "worker", "")
+    # Who has the code knows whose it is, and what for.
+    _, begun = lines.begin(named)
+    purpose = unseal(key_of(named), begun["sealed"], nonce=begun["asked"]["nonce"], server_nonce=begun["nonce"])
+    assert json.loads(purpose or "") == {"role": "admin", "name": "grace"}
+
+
 def test_codes_are_not_tried_quickly_and_others_still_join(lines: Lines, operator: Line):
     code = invited(operator)
     guesser = lines.open(context=client_context(lines.ca_pem), address="127.9.9.9")
-    asked = {"id": "ZZ", "nonce": "0" * 32}
-    statuses = [guesser.ask("POST", "/v1/join/begin", asked)[0] for _ in range(25)]
-    assert statuses == [403] * 20 + [429] * 5
-    assert lines.begin(code)[0] == 200
+    statuses = []
+    for number in range(5):
+        asked = {"id": f"Z{number}", "nonce": "0" * 32}
+        nonce = guesser.ask("POST", "/v1/join/begin", asked)[1]["nonce"]
+        words = {**asked, "server_nonce": nonce, "name": "lab-guess", "proof": "0" * 64}
+        statuses += [guesser.ask("POST", "/v1/join/finish", words)[0] for _ in range(5)]
+    # One may have come back meanwhile.
+    assert statuses[:20] == [403] * 20
+    assert statuses.count(429) >= 3
+    status, begun = lines.begin(code, address="127.9.9.9")
+    assert (status, lines.is_proven(code, begun)) == (200, True)
 
 
 def test_a_man_in_the_middle_can_not_prove_his_own_ca(lines: Lines, operator: Line, tmp_path: Path):

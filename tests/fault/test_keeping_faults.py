@@ -16,6 +16,7 @@ import pytest
 from stoker.coordinator.keeping.attempts import AttemptFiles
 from stoker.coordinator.keeping.bundles import Bundles
 from stoker.coordinator.keeping.keeping import LocalKeeping
+from stoker.coordinator.keeping.limits import KeepingLimits
 from stoker.coordinator.keeping.pruning import Pruning
 from stoker.coordinator.keeping.retention import BundleRow, RetentionPolicy
 from stoker.host.durable import remove_tree
@@ -32,6 +33,7 @@ from tests.unit.host.real_mounts import small_disk
 
 JOB = digest_bytes(b"a job")
 TOKEN = Token(job=JOB, attempt=1, epoch=1, generation=1)
+NO_FLOOR = KeepingLimits(free_floor_bytes=0)
 TEXT = random.Random(3).randbytes(300_000)
 
 
@@ -65,7 +67,7 @@ def test_a_mirror_outlasts_a_coordinator_s_full_disk(tmp_path):
     (run / "end.json").write_bytes(b"{}")
     with small_disk(tmp_path / "disk", "size=2m") as disk:
         clock = FakeClock()
-        keeping = LocalKeeping(str(disk / "fleet"), clock)
+        keeping = LocalKeeping(str(disk / "fleet"), clock, limits=NO_FLOOR)
         mirror = Mirror(str(run), TOKEN, KeptLine(keeping), clock=clock, settings=MirrorSettings(longest_pause_s=0.01))
         use_up(disk)
         for _ in range(5):
@@ -81,7 +83,7 @@ def test_a_mirror_outlasts_a_coordinator_s_full_disk(tmp_path):
 def test_an_upload_goes_on_when_a_full_disk_has_room_again(tmp_path):
     sha = hashlib.sha256(TEXT).hexdigest()
     with small_disk(tmp_path / "disk", "size=2m") as disk:
-        keeping = LocalKeeping(str(disk / "fleet"), FakeClock())
+        keeping = LocalKeeping(str(disk / "fleet"), FakeClock(), limits=NO_FLOOR)
         upload = keeping.bundles.begin(sha, len(TEXT))
         keeping.bundles.append(upload.id, 0, TEXT[:1000])
         use_up(disk)
@@ -201,7 +203,7 @@ def bring(bundles: Bundles, data: bytes) -> str:
 
 def test_no_record_without_bytes_while_some_finish_and_others_prune(memory):
     """Equal results come again and again while a prune takes them away; each time both sides see the same truth."""
-    keeping = LocalKeeping(str(memory / "fleet"), SystemClock())
+    keeping = LocalKeeping(str(memory / "fleet"), SystemClock(), limits=NO_FLOOR)
     database = Database(keeping)
     pruning = Pruning(keeping, database)
     is_over = threading.Event()
@@ -237,7 +239,7 @@ def test_no_record_without_bytes_while_some_finish_and_others_prune(memory):
 def test_a_prune_that_is_killed_leaves_bytes_without_a_name_and_never_the_other_way(memory, dies):
     folder = str(memory / "fleet")
     clock = SystemClock()
-    keeping = LocalKeeping(folder, clock)
+    keeping = LocalKeeping(folder, clock, limits=NO_FLOOR)
     database = Database(keeping)
     for number in range(3):
         database.finish(bring(keeping.bundles, b"result %d" % number))
@@ -245,7 +247,7 @@ def test_a_prune_that_is_killed_leaves_bytes_without_a_name_and_never_the_other_
     marks = memory / "marks"
 
     def die_on_the_way() -> None:
-        ours = LocalKeeping(folder, clock)
+        ours = LocalKeeping(folder, clock, limits=NO_FLOOR)
         records = Marking(ours, database.rows, marks, dies)
         pruning = Pruning(ours, records)
         if dies == "between bytes and bytes":
@@ -260,7 +262,7 @@ def test_a_prune_that_is_killed_leaves_bytes_without_a_name_and_never_the_other_
         pruning.carry_out(pruning.look(EVERYTHING))
 
     assert not survives(die_on_the_way)
-    keeping = LocalKeeping(folder, clock)
+    keeping = LocalKeeping(folder, clock, limits=NO_FLOOR)
     records = Marking(keeping, database.rows, marks, "")
     assert records.lies() == []
     pruning = Pruning(keeping, records)
@@ -268,7 +270,7 @@ def test_a_prune_that_is_killed_leaves_bytes_without_a_name_and_never_the_other_
     assert records.lies() == []
     # What lost its name before the kill is swept once it is old enough.
     keeping.close()
-    late = LocalKeeping(folder, FakeClock(clock.wall_s() + 30 * 86400))
+    late = LocalKeeping(folder, FakeClock(clock.wall_s() + 30 * 86400), limits=NO_FLOOR)
     pruning = Pruning(late, Marking(late, database.rows, marks, ""))
     pruning.carry_out(pruning.look(EVERYTHING))
     assert list(late.objects.list()) == []

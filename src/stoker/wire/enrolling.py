@@ -6,7 +6,7 @@ it which CA is its own, then whoever joins proves that they have it: a stranger 
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -18,6 +18,7 @@ Nonce = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Proof = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 InviteId = Annotated[str, Field(pattern=r"^[0-9A-Z]{2,8}$")]
 Pem = Annotated[str, Field(max_length=16 * 1024)]
+NEVER: Final = "never"
 Named = Annotated[str, Field(max_length=200)]
 
 
@@ -70,13 +71,25 @@ class JoinBegin(Message):
     nonce: Nonce
 
 
+class JoinPurpose(Message):
+    """What an invitation is for."""
+
+    role: Role
+    name: str = ""
+    """The only name under which it may be used; empty: any."""
+
+
 class JoinBegun(Message):
     """The coordinator shows its CA, and proves by the code's key that it is the one that was meant."""
 
     ca_pem: Pem
     nonce: Nonce
     proof: Proof
-    role: Role
+    """Covers the CA, `role` and `name`."""
+    sealed: Annotated[str, Field(pattern=r"^([0-9a-f]{576})?$")] = ""
+    """A `JoinPurpose` that only who has the code reads. Empty: an older coordinator, whose `role` and `name` count."""
+    role: Role = Role.WORKER
+    """Beside `sealed` the same for every invitation: strangers read it. So is `name`."""
     name: str = ""
     version: str = ""
     server_s: float = 0.0
@@ -116,7 +129,8 @@ class TokenAsk(Asked):
 
     name: Named
     role: Role
-    life_s: Annotated[float, Field(gt=0)] | None = None
+    life_s: Annotated[float, Field(gt=0)] | Literal["never"] | None = None
+    """How long it lasts; nothing: a year; `never`: until it is revoked."""
 
 
 class TokenView(Message):

@@ -4,6 +4,9 @@ A code is `K7QD-M2XW-9HCE`: twelve letters of Crockford's alphabet, the first tw
 secret. Both sides stretch the secret into a key; it never travels. With the key the coordinator proves which CA is
 its own, and whoever joins proves that they have the code. Both proofs cover both nonces, so neither can be replayed.
 
+What an invitation is for is sealed with the key as well: a stranger who asks learns neither that nor whether there is
+such an invitation. Readers of before find a machine of any name in its place, which the first proof covers.
+
 A CA counts only as exactly one certificate, and as the bytes that were proven: a second one behind it, which a lenient
 reader would skip and a TLS library would trust, is refused here.
 """
@@ -25,10 +28,16 @@ ID_LETTERS = 2
 SECRET_LETTERS = 10
 NONCE_BYTES = 16
 
+SEALED_BYTES = 256
+"""Whatever is sealed: its length tells nothing."""
+
 _GROUP = 4
+_BLOCK_BYTES = 32
 _READ_AS = str.maketrans({"I": "1", "L": "1", "O": "0"})
 _BEGIN = "stoker/join/begin/1"
 _FINISH = "stoker/join/finish/1"
+_SEAL = "stoker/join/seal/1"
+_SEALED = "stoker/join/sealed/1"
 _KEY = b"stoker/join/key/1\0"
 _SCRYPT_N, _SCRYPT_R, _SCRYPT_P = 2**15, 8, 1
 _SCRYPT_BYTES = 64 * 1024 * 1024
@@ -106,6 +115,29 @@ def begin_proof(key: bytes, *, nonce: str, server_nonce: str, ca_pem: str, role:
     return _proof(key, _BEGIN, nonce, server_nonce, ca, str(role), name)
 
 
+def seal(key: bytes, text: str, *, nonce: str, server_nonce: str) -> str:
+    """Seal a short text so that only who has the key reads it, and knows that it was sealed with the key.
+
+    One key seals one text for a pair of nonces: the server's is made from the other side's.
+    """
+    plain = text.encode()
+    if len(plain) > SEALED_BYTES - 2:
+        message = f"{len(plain)} bytes are too long to be sealed"
+        raise ValueError(message)
+    padded = (len(plain).to_bytes(2, "big") + plain).ljust(SEALED_BYTES, b"\0")
+    hidden = _masked(key, padded, nonce, server_nonce).hex()
+    return hidden + _proof(key, _SEALED, nonce, server_nonce, hidden)
+
+
+def unseal(key: bytes, sealed: str, *, nonce: str, server_nonce: str) -> str | None:
+    """Return a text that was sealed with this key for these nonces; nothing if it was not."""
+    hidden, proof = sealed[: 2 * SEALED_BYTES], sealed[2 * SEALED_BYTES :]
+    if not is_same_proof(proof, _proof(key, _SEALED, nonce, server_nonce, hidden)):
+        return None
+    padded = _masked(key, bytes.fromhex(hidden), nonce, server_nonce)
+    return padded[2 : 2 + int.from_bytes(padded[:2], "big")].decode()
+
+
 def finish_proof(key: bytes, *, nonce: str, server_nonce: str, name: str, csr_pem: str) -> str:
     """Give the proof of whoever joins that they have the code, and ask with it for this name and this key."""
     csr = hashlib.sha256(csr_pem.encode()).hexdigest()
@@ -139,6 +171,14 @@ def fingerprint(pem: str) -> str:
 
 def _proof(key: bytes, domain: str, *parts: str) -> str:
     return hmac.new(key, encode([domain, *parts]), hashlib.sha256).hexdigest()
+
+
+def _masked(key: bytes, data: bytes, nonce: str, server_nonce: str) -> bytes:
+    blocks = (
+        hmac.new(key, encode([_SEAL, nonce, server_nonce, str(at)]), hashlib.sha256).digest()
+        for at in range(SEALED_BYTES // _BLOCK_BYTES)
+    )
+    return bytes(one ^ other for one, other in zip(data, b"".join(blocks), strict=True))
 
 
 def _checked_id(invite_id: str) -> str:

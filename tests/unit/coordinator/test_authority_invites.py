@@ -15,8 +15,10 @@ from stoker.coordinator.authority.invites import (
     SLOT_S,
     Verdict,
     judge_finish,
+    key_of,
     request_digest,
     server_nonce,
+    wrong_code,
 )
 from stoker.coordinator.authority.standing import Invite
 from stoker.model.clock import FakeClock
@@ -60,17 +62,40 @@ def test_whoever_has_the_code_is_taken(ca: FleetCa):
 @pytest.mark.parametrize(
     ("invite", "reason"),
     [
-        (None, "unknown"),
         (changed(OPEN, expires_s=NOW_S), "expired"),
-        (changed(OPEN, used_s=NOW_S - 1, key=""), "used"),
-        (changed(OPEN, failures=MOST_FAILURES, key=""), "spent"),
-        (changed(OPEN, key=""), "expired"),
         (changed(OPEN, name="lab2"), "name"),
+        (changed(OPEN, role="submit"), "role"),
     ],
-    ids=["unknown", "expired", "used", "spent", "withdrawn", "another name"],
+    ids=["expired", "another name", "a person's"],
 )
-def test_an_invitation_that_is_not_open_for_it_takes_nobody(ca: FleetCa, invite: Invite | None, reason: str):
+def test_who_has_the_code_learns_why_it_takes_nobody(ca: FleetCa, invite: Invite, reason: str):
     assert verdict(ca, invite, attempt(ca)) == (Verdict.REFUSE, reason)
+
+
+@pytest.mark.parametrize(
+    "invite",
+    [
+        None,
+        OPEN,
+        changed(OPEN, name="lab2", role="admin"),
+        changed(OPEN, expires_s=NOW_S),
+        changed(OPEN, used_s=NOW_S - 1, key=""),
+        changed(OPEN, failures=MOST_FAILURES, key=""),
+        changed(OPEN, key=""),
+    ],
+    ids=["unknown", "open", "named", "expired", "used", "spent", "withdrawn"],
+)
+def test_a_stranger_gets_the_same_refusal_whatever_there_is(ca: FleetCa, invite: Invite | None):
+    guess = attempt(ca, key=join_key(make_code("K7", b"87654321")))
+    judged = judge_finish(ca, invite, guess, NOW_S)
+    assert judged.verdict is Verdict.WRONG
+    assert judged.error is not None
+    assert judged.error.to_dict() == wrong_code().to_dict()
+
+
+def test_nobody_joins_with_the_key_of_an_invitation_that_is_not_there(ca: FleetCa):
+    for invite in (None, changed(OPEN, key="")):
+        assert verdict(ca, invite, attempt(ca, key=key_of(ca, None, "K7"))) == (Verdict.WRONG, "wrong")
 
 
 def test_a_wrong_code_is_wrong_and_so_is_anything_that_was_not_proven(ca: FleetCa):
@@ -96,11 +121,11 @@ def test_the_same_words_get_the_same_answer_for_a_while(ca: FleetCa):
     used = changed(OPEN, used_s=NOW_S, key="", request=request_digest(said), answer="{}")
     over_s = max(NOW_S + REPEAT_S, OPEN.expires_s)
     assert verdict(ca, used, said, over_s - 1) == (Verdict.REPEAT, None)
-    assert verdict(ca, used, said, over_s + 1) == (Verdict.REFUSE, "used")
+    assert verdict(ca, used, said, over_s + 1) == (Verdict.REFUSE, "slow")
     brief = changed(used, expires_s=NOW_S + 1)
     assert verdict(ca, brief, said, NOW_S + REPEAT_S) == (Verdict.REPEAT, None)
-    assert verdict(ca, brief, said, NOW_S + REPEAT_S + 1) == (Verdict.REFUSE, "used")
-    assert verdict(ca, used, attempt(ca, name="lab2")) == (Verdict.REFUSE, "used")
+    assert verdict(ca, brief, said, NOW_S + REPEAT_S + 1) == (Verdict.REFUSE, "slow")
+    assert verdict(ca, used, attempt(ca, name="lab2")) == (Verdict.WRONG, "wrong")
 
 
 def test_our_nonce_needs_no_memory_and_can_not_be_foretold(ca: FleetCa, tmp_path: Path):

@@ -12,6 +12,7 @@ from stoker.host.tls.authority import make_ca
 from stoker.wire import join_proofs
 from stoker.wire.join_proofs import (
     ALPHABET,
+    SEALED_BYTES,
     JoinCode,
     NotACode,
     NotOneCertificate,
@@ -24,6 +25,8 @@ from stoker.wire.join_proofs import (
     make_invite_id,
     one_certificate,
     read_code,
+    seal,
+    unseal,
 )
 
 CODE = JoinCode(id="K7", secret="QDM2XW9HCE")
@@ -166,3 +169,23 @@ def test_letters_that_a_lenient_reader_would_skip_are_refused(ca_pem):
     for spoilt in (f"{body[:8]}!{body[8:]}", f"{body}AAAA=AAAA", f"{body}="):
         with pytest.raises(NotOneCertificate):
             one_certificate(f"{head}\n{spoilt}\n{end}\n")
+
+
+def test_what_is_sealed_is_read_with_the_same_key_and_nonces_alone():
+    text = '{"role":"submit","name":"anna"}'
+    sealed = seal(KEY, text, **SAID)
+    assert unseal(KEY, sealed, **SAID) == text
+    assert text.encode().hex() not in sealed
+    assert unseal(b"x" * 32, sealed, **SAID) is None
+    for change in ({"nonce": "03" * 16}, {"server_nonce": "03" * 16}):
+        assert unseal(KEY, sealed, **{**SAID, **change}) is None
+    for at in (0, 100, len(sealed) - 1):
+        other = sealed[:at] + ("0" if sealed[at] != "0" else "1") + sealed[at + 1 :]
+        assert unseal(KEY, other, **SAID) is None
+    assert unseal(KEY, "", **SAID) is None
+
+
+def test_the_length_of_what_is_sealed_tells_nothing():
+    assert len({len(seal(KEY, "x" * size, **SAID)) for size in (0, 1, 200, SEALED_BYTES - 2)}) == 1
+    with pytest.raises(ValueError, match="too long"):
+        seal(KEY, "x" * (SEALED_BYTES - 1), **SAID)

@@ -14,11 +14,12 @@ from stoker.model.digests import digest_value
 from stoker.model.errors import Refused
 from stoker.model.fleet_errors import NotAllowed
 from stoker.model.frozen import frozen
+from stoker.model.principals import Role
 from stoker.wire.enrolling import JoinFinish
 from stoker.wire.join_proofs import NONCE_BYTES, finish_proof, is_same_proof
 
 MOST_FAILURES_EACH = 5
-"""Wrong proofs from one address, which is not heard any more then: a stranger must not end what others wait for."""
+"""Wrong proofs from one address that count: a stranger must not end what others wait for. A right one always counts."""
 MOST_FAILURES = 200
 """Wrong proofs from all addresses together, which end an invitation: of 2**50 codes that is one in 5e12."""
 SLOT_S = 300.0
@@ -52,13 +53,32 @@ def server_nonce(ca: FleetCa, invite: str, nonce: str, now_s: float) -> str:
     return _nonce(ca, invite, nonce, int(now_s // SLOT_S))
 
 
+def key_of(ca: FleetCa, invite: Invite | None, id: str) -> bytes:
+    """Return the key of an invitation, or one that nobody has, so that strangers do not learn which there are."""
+    if invite is not None and invite.key:
+        return bytes.fromhex(invite.key)
+    return ca.derive("stoker/join/nobody/1", id)
+
+
 def judge_finish(ca: FleetCa, invite: Invite | None, said: JoinFinish, now_s: float) -> Judged:
-    """Decide about an attempt to join."""
+    """Decide about an attempt to join. Only who proves to have the code learns anything about the invitation."""
     if invite is not None and may_repeat(invite, now_s) and invite.request == request_digest(said):
         return Judged(verdict=Verdict.REPEAT)
-    if invite is None or not invite.is_live(now_s):
-        return _refused(not_invited(invite, now_s))
-    return _judge_proof(ca, invite, said, now_s)
+    slot = int(now_s // SLOT_S)
+    if said.server_nonce not in {_nonce(ca, said.id, said.nonce, one) for one in (slot, slot - 1)}:
+        return _refused(
+            Refused("this attempt to join took too long", hint="join again with the same code", reason="slow")
+        )
+    proof = finish_proof(
+        key_of(ca, invite, said.id),
+        nonce=said.nonce,
+        server_nonce=said.server_nonce,
+        name=said.name,
+        csr_pem=said.csr_pem,
+    )
+    if not is_same_proof(proof, said.proof) or invite is None or not invite.key:
+        return Judged(verdict=Verdict.WRONG, error=wrong_code())
+    return _judge_purpose(invite, said, now_s)
 
 
 def may_repeat(invite: Invite, now_s: float) -> bool:
@@ -84,26 +104,26 @@ def request_digest(said: JoinFinish) -> str:
     return digest_value("stoker/join/request", said.model_dump(mode="json"))
 
 
-def _judge_proof(ca: FleetCa, invite: Invite, said: JoinFinish, now_s: float) -> Judged:
-    slot = int(now_s // SLOT_S)
-    if said.server_nonce not in {_nonce(ca, said.id, said.nonce, one) for one in (slot, slot - 1)}:
-        return _refused(
-            Refused("this attempt to join took too long", hint="join again with the same code", reason="slow")
-        )
-    proof = finish_proof(
-        bytes.fromhex(invite.key),
-        nonce=said.nonce,
-        server_nonce=said.server_nonce,
-        name=said.name,
-        csr_pem=said.csr_pem,
-    )
-    if not is_same_proof(proof, said.proof):
-        hint = "is it spelt as it was printed?"
-        return Judged(verdict=Verdict.WRONG, error=NotAllowed("the code is wrong", hint=hint, reason="wrong"))
+def wrong_code() -> NotAllowed:
+    """Return the refusal of a proof that no open invitation makes: it says no more than that."""
+    what = "the code is wrong, or its invitation was used, withdrawn or spent"
+    return NotAllowed(what, hint=f"check its letters; {_ASK_AGAIN}", reason="wrong")
+
+
+def _judge_purpose(invite: Invite, said: JoinFinish, now_s: float) -> Judged:
+    """Decide about somebody who has the code."""
+    if not invite.is_live(now_s):
+        return _refused(not_invited(invite, now_s))
     if invite.name and invite.name != said.name:
         hint = f"join with --name {invite.name}"
         what = f"this invitation is for {invite.name!r}, not for {said.name!r}"
         return _refused(NotAllowed(what, hint=hint, reason="name"))
+    is_machine = invite.role == Role.WORKER.value
+    if is_machine != bool(said.csr_pem):
+        who, hint = (
+            ("a machine", "leave --operator out") if is_machine else ("a person", "update stoker, then join again")
+        )
+        return _refused(NotAllowed(f"this invitation is for {who}", hint=hint, reason="role"))
     return Judged(verdict=Verdict.TAKE)
 
 

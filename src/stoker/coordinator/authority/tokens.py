@@ -8,6 +8,8 @@ import secrets
 
 PREFIX = "stk_"
 """So that whoever finds one in a log or a repository knows what it is."""
+LIFE_S = 365 * 86_400.0
+"""How long a token lasts by default, however somebody got it."""
 _SECRET_BYTES = 32
 
 

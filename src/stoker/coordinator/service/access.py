@@ -190,14 +190,14 @@ class Access:
 
     def _known(self, given: bytes, peer: Peer) -> Principal:
         rules, clock = self._rules, self._clock
-        # On loopback everybody has the same address: nobody there may lock the others out.
-        if not rules.is_loopback:
-            self._wrong_tokens.check(source_of(peer.address), clock.monotonic_s())
         if rules.token and hmac.compare_digest(given, rules.token):
             return Principal(name="operator", role=Role.ADMIN)
         found = self._standing().person(given, clock.wall_s())
         if found is None:
-            self._wrong_tokens.spend(source_of(peer.address), clock.monotonic_s())
+            # Wrong ones alone are limited: no stranger locks out a right one that comes from the same address.
+            source, now_s = source_of(peer.address), clock.monotonic_s()
+            self._wrong_tokens.check(source, now_s)
+            self._wrong_tokens.spend(source, now_s)
             hint = "it may have expired or been revoked; on the coordinator's machine `stoker admin tokens` lists them"
             raise Refusal(NotAllowed("that is no token of this coordinator", hint=hint), 403)
         self._on_use(found.id)

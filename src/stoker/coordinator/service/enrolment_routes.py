@@ -13,12 +13,13 @@ from stoker.coordinator.authority.invites import (
     MOST_FAILURES_EACH,
     Verdict,
     judge_finish,
+    key_of,
     not_invited,
     request_digest,
     server_nonce,
 )
 from stoker.coordinator.authority.standing import HeldToken, Invite, IssuedCertificate, Standing
-from stoker.coordinator.authority.tokens import make_token_id, token_digest, token_of
+from stoker.coordinator.authority.tokens import LIFE_S, make_token_id, token_digest, token_of
 from stoker.coordinator.queue.commands import Done
 from stoker.coordinator.queue.trust_commands import (
     FailInvite,
@@ -49,13 +50,12 @@ from stoker.wire.enrolling import (
     JoinBegun,
     Joined,
     JoinFinish,
+    JoinPurpose,
     LiveCertificates,
     RenewCertificate,
 )
-from stoker.wire.join_proofs import begin_proof, join_key, make_code, make_invite_id
+from stoker.wire.join_proofs import begin_proof, join_key, make_code, make_invite_id, seal
 
-TOKEN_LIFE_S = 365 * 86_400.0
-"""Of a token that somebody got by joining."""
 _TRIES = 20
 """At a free id for an invitation."""
 _BY_ADDRESS = Limit(burst=20, each_s=6.0)
@@ -126,29 +126,22 @@ class EnrolmentRoutes:
         """Take an invitation back."""
         return done(await self._office.ask(WithdrawInvite(id=id, by=recorded(who, ""))))
 
-    async def begin(self, asked: JoinBegin, request: Request) -> Response:
-        """Show the CA, and prove by the code's key that it is the one that was meant."""
+    async def begin(self, asked: JoinBegin) -> Response:
+        """Show the CA, and prove by the code's key that it is the one that was meant.
+
+        Whoever has not the code learns nothing else: every id, also one of no invitation, is answered alike.
+        """
         enrolment, now_s = self._opened(), self._office.clock.wall_s()
-        self._count(request)
-        invite = self._standing().invites.get(asked.id)
-        if invite is None or not invite.is_live(now_s):
-            raise not_invited(invite, now_s)
-        nonce = server_nonce(enrolment.ca, asked.id, asked.nonce, now_s)
-        proof = begin_proof(
-            bytes.fromhex(invite.key),
-            nonce=asked.nonce,
-            server_nonce=nonce,
-            ca_pem=enrolment.ca.certificate_pem,
-            role=invite.role,
-            name=invite.name,
-        )
+        ca, invite = enrolment.ca, self._standing().invites.get(asked.id)
+        nonces = {"nonce": asked.nonce, "server_nonce": server_nonce(ca, asked.id, asked.nonce, now_s)}
+        key = key_of(ca, invite, asked.id)
+        purpose = JoinPurpose(role=Role(invite.role), name=invite.name) if invite else JoinPurpose(role=Role.WORKER)
         return answer(
             JoinBegun(
-                ca_pem=enrolment.ca.certificate_pem,
-                nonce=nonce,
-                proof=proof,
-                role=Role(invite.role),
-                name=invite.name,
+                ca_pem=ca.certificate_pem,
+                nonce=nonces["server_nonce"],
+                proof=begin_proof(key, **nonces, ca_pem=ca.certificate_pem, role=Role.WORKER, name=""),
+                sealed=seal(key, to_json(purpose).decode(), **nonces),
                 version=self._office.about.version,
                 server_s=now_s,
             )
@@ -157,13 +150,10 @@ class EnrolmentRoutes:
     async def finish(self, said: JoinFinish, request: Request) -> Response:
         """Let somebody in who proves to have the code: a machine gets a certificate, a person a token."""
         enrolment, now_s = self._opened(), self._office.clock.wall_s()
-        self._count(request)
         invite = self._standing().invites.get(said.id)
-        source, tick_s = f"{source_of(_peer(request).address)} with {said.id}", self._office.clock.monotonic_s()
-        self._wrong_codes.check(source, tick_s)
         judged = judge_finish(enrolment.ca, invite, said, now_s)
         if judged.verdict is Verdict.WRONG:
-            self._wrong_codes.spend(source, tick_s)
+            self._count_wrong(said.id, request)
             await self._office.ask(FailInvite(id=said.id, address=_peer(request).address))
         if judged.error is not None or invite is None:
             raise judged.error or not_invited(invite, now_s)
@@ -227,7 +217,7 @@ class EnrolmentRoutes:
             role=role.value,
             sha256=token_digest(token.encode()),
             issued_s=now_s,
-            expires_s=now_s + TOKEN_LIFE_S,
+            expires_s=now_s + LIFE_S,
         )
         joined = joined.model_copy(update={"expires_s": held.expires_s})
         return UseInvite(id=said.id, request=digest, answer=to_json(joined).decode(), token=held, address=address)
@@ -238,11 +228,17 @@ class EnrolmentRoutes:
             raise Refused("this coordinator listens to its own machine alone", hint=hint)
         return self._enrolment
 
-    def _count(self, request: Request) -> None:
-        """Let nobody try codes quickly, and nobody keep the others out for long."""
+    def _count_wrong(self, id: str, request: Request) -> None:
+        """Limit wrong proofs: those of one address with one code, of one address, and of all. Right ones are not."""
         now_s, address = self._office.clock.monotonic_s(), source_of(_peer(request).address)
-        for guesses, key in ((self._joins, address), (self._all_joins, "all addresses")):
+        limits = (
+            (self._wrong_codes, f"{address} with {id}"),
+            (self._joins, address),
+            (self._all_joins, "all addresses"),
+        )
+        for guesses, key in limits:
             guesses.check(key, now_s)
+        for guesses, key in limits:
             guesses.spend(key, now_s)
 
     def _standing(self) -> Standing:

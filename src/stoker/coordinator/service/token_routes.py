@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 
 from stoker.coordinator.authority.standing import HeldToken
-from stoker.coordinator.authority.tokens import make_token, make_token_id, token_digest
+from stoker.coordinator.authority.tokens import LIFE_S, make_token, make_token_id, token_digest
 from stoker.coordinator.queue.trust_commands import MakeToken, RevokeToken, RotateToken
 from stoker.coordinator.service.answers import answer, done
 from stoker.coordinator.service.office import Office
@@ -16,7 +16,7 @@ from stoker.model.errors import BadInput
 from stoker.model.names import NODE_NAME_RULE, is_node_name
 from stoker.model.principals import Role
 from stoker.wire.asking import DoneView, JobAsk
-from stoker.wire.enrolling import TokenAsk, TokenList, TokenMade, TokenView
+from stoker.wire.enrolling import NEVER, TokenAsk, TokenList, TokenMade, TokenView
 
 TokenId = Annotated[str, Path(description="A token's id", min_length=1, max_length=16)]
 
@@ -34,14 +34,15 @@ class TokenRoutes:
         add("/v1/tokens/{id}/revoke", self.revoke, methods=["POST"], response_model=DoneView)
 
     async def make(self, asked: TokenAsk, who: Who) -> Response:
-        """Make a token. It is shown once."""
+        """Make a token. It is shown once, and lasts a year by default."""
         if asked.role is Role.WORKER:
             raise BadInput("a machine has a certificate, not a token", hint="`stoker machines invite`")
         if not is_node_name(asked.name):
             raise BadInput(f"{asked.name[:100]!r} can't be a name", hint=NODE_NAME_RULE)
         token = make_token()
         held = self._held(token, asked.name, asked.role, recorded(who, ""))
-        await self._office.ask(MakeToken(token=held, life_s=asked.life_s))
+        life_s = None if asked.life_s == NEVER else asked.life_s or LIFE_S
+        await self._office.ask(MakeToken(token=held, life_s=life_s))
         return self._made(token, held.sha256)
 
     async def all(self) -> Response:

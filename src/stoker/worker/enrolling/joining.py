@@ -32,7 +32,7 @@ from stoker.model.principals import Role
 from stoker.model.printable import one_line
 from stoker.wire.client import FleetClient
 from stoker.wire.codec import from_json, to_json
-from stoker.wire.enrolling import JoinBegin, JoinBegun, Joined, JoinFinish
+from stoker.wire.enrolling import JoinBegin, JoinBegun, Joined, JoinFinish, JoinPurpose
 from stoker.wire.join_proofs import (
     NONCE_BYTES,
     JoinCode,
@@ -43,6 +43,7 @@ from stoker.wire.join_proofs import (
     is_same_proof,
     join_key,
     one_certificate,
+    unseal,
 )
 from stoker.wire.joined import Given, Membership, write_joined
 from stoker.wire.protocol import VERSION, VERSION_HEADER
@@ -112,10 +113,11 @@ def begin(invitation: Invitation, door: Door) -> Proven:
         is_proven = is_same_proof(expected, begun.proof)
     except NotOneCertificate:
         is_proven = False
-    if not is_proven:
+    purpose = _purpose(begun, key, nonce) if is_proven else None
+    if purpose is None:
         raise _unproven(invitation)
-    if begun.name and not is_node_name(begun.name):
-        raise no_coordinator_there(invitation.url, f"it invites {one_line(begun.name, 100)!r}, which is no name")
+    if purpose.name and not is_node_name(purpose.name):
+        raise no_coordinator_there(invitation.url, f"it invites {one_line(purpose.name, 100)!r}, which is no name")
     return Proven(
         url=invitation.url,
         host=invitation.host,
@@ -124,12 +126,20 @@ def begin(invitation: Invitation, door: Door) -> Proven:
         nonce=nonce,
         server_nonce=begun.nonce,
         ca_pem=_pem(one_certificate(begun.ca_pem)),
-        role=begun.role,
-        name=begun.name,
+        role=purpose.role,
+        name=purpose.name,
         # Neither is proven: anybody on the way may have put it there.
         version=one_line(begun.version, _LONGEST_VERSION),
         offset_s=(asked_s + heard_s) / 2 - begun.server_s if isfinite(begun.server_s) and begun.server_s else 0.0,
     )
+
+
+def _purpose(begun: JoinBegun, key: bytes, nonce: str) -> JoinPurpose | None:
+    """Return what the invitation is for; nothing if whoever answered has not sealed it with the code's key."""
+    if not begun.sealed:
+        return JoinPurpose(role=begun.role, name=begun.name)
+    text = unseal(key, begun.sealed, nonce=nonce, server_nonce=begun.nonce)
+    return None if text is None else from_json(JoinPurpose, text.encode())
 
 
 def resume(invitation: Invitation, name: str, door: Door, *, state: str) -> Membership | None:
@@ -261,8 +271,8 @@ def _unproven(invitation: Invitation) -> NotAllowed:
     return NotAllowed(
         f"what answers at {invitation.host} can't prove that it made this code; nothing was sent to it",
         hint=(
-            "check the code's letters; if they are right, somebody stands between here and the coordinator: "
-            "join from another network"
+            "check the code's letters, and that nobody has used or withdrawn it; else somebody stands between here and "
+            "the coordinator: join from another network"
         ),
         reason="unproven",
     )

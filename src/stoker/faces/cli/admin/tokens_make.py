@@ -13,17 +13,23 @@ from stoker.model.errors import Usage
 if TYPE_CHECKING:
     from stoker.wire.enrolling import TokenMade
 
+
+def _life(text: str) -> float | str:
+    """Read how long a token lasts."""
+    return text if text == "never" else duration(text)
+
+
 GRAMMAR = Grammar(
     "admin tokens make",
     about=(
         "Make a token and print it, once: only its digest is kept. Whoever has it may do what its role says (read, "
-        "submit, operate, admin; each includes those before it). For people, `stoker machines invite --operator` is "
-        "easier: their computer gets the token, and trusts this coordinator."
+        "submit, operate, admin; each includes those before it), for a year unless --for says otherwise. For people, "
+        "`stoker machines invite --operator` is easier: their computer gets the token, and trusts this coordinator."
     ),
     positionals=(Positional("NAME", help="whose it is: stands beside all that is done with it"),),
     options=(
         Option("--role", value="ROLE", read=role_of_people, help="read, submit, operate or admin"),
-        Option("--for", value="TIME", read=duration, help="until then, such as 30d; until revoked unless told"),
+        Option("--for", value="TIME", read=_life, help="how long it lasts, such as 30d, or never (default: 365d)"),
         AT,
     ),
     examples=("stoker admin tokens make ci --role submit --for 30d", "stoker admin tokens make wall --role read"),

@@ -60,3 +60,14 @@ def test_a_token_that_nobody_knows_is_said_to_be_unknown_and_an_empty_list_how_t
         assert "hint: " in done.err
     none = stoker("admin", "tokens", at=fleet)
     assert (none.code, "tokens make" in none.err) == (0, True)
+
+
+def test_a_token_lasts_a_year_by_default_and_the_list_shows_its_end(fleet: Fleet, stoker: Stoker):
+    for name, words in (("usual", ()), ("short", ("--for", "30d")), ("lasting", ("--for", "never"))):
+        assert stoker("admin", "tokens", "make", name, "--role", "read", *words, at=fleet).code == 0
+    found = {one["name"]: one for one in stoker("admin", "tokens", "--json", at=fleet).objects()}
+    days = {name: one["expires_s"] and (one["expires_s"] - one["issued_s"]) / 86_400 for name, one in found.items()}
+    assert days == {"usual": 365.0, "short": 30.0, "lasting": None}
+    rows = {line.split()[1]: line for line in stoker("admin", "tokens", at=fleet).out.splitlines()}
+    assert ("in 36" in rows["usual"], "in 29d" in rows["short"] or "in 30d" in rows["short"]) == (True, True)
+    assert stoker("admin", "tokens", "make", "odd", "--role", "read", "--for", "ever", at=fleet).code == 2
