@@ -84,7 +84,7 @@ def test_a_run_that_reads_a_large_input_ends_within_a_second_when_it_is_told_to(
     lab: Lab, endless: str, ledger: str
 ) -> None:
     builder = PlanBuilder("both")
-    large = builder.start(read, FileArgs(path=endless))
+    large = builder.start(read, FileArgs(path=InputPath(endless)))
     small = builder.start(number, NumberArgs(value=1, ledger=ledger))
     assert stopped_within_s(lab, builder.finish(small, keep=(large,)), "stage_end") < 1.0
 
@@ -102,7 +102,7 @@ def test_leases_are_renewed_and_others_run_while_a_large_input_is_read(
 
     monkeypatch.setattr(lab.leases, "renew_due", count)
     builder = PlanBuilder("both")
-    large = builder.start(read, FileArgs(path=endless), id="large")
+    large = builder.start(read, FileArgs(path=InputPath(endless)), id="large")
     small = builder.start(process_number, NumberArgs(value=1), id="small")
     flight = lab.start(builder.finish(large, keep=(small,)))
     wait_until(lambda: bool(flight.events("stage_end")))
@@ -117,7 +117,7 @@ def test_people_are_told_now_and_then_how_far_reading_is(
     lab: Lab, endless: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "_TELL_EVERY_S", 0.0)
-    flight = lab.start(plan_of(read, FileArgs(path=endless)))
+    flight = lab.start(plan_of(read, FileArgs(path=InputPath(endless))))
     wait_until(lambda: bool(flight.events("stage_log")))
     flight.executor.cancel(Cancelled("enough"))
     said = flight.land().of_kind("stage_log", "read")
@@ -130,7 +130,7 @@ def test_what_was_read_beside_the_loop_decides_as_if_the_loop_had_read_it(
 ) -> None:
     path = tmp_path / "input"
     path.write_text("one")
-    plan = plan_of(read, FileArgs(path=str(path), ledger=ledger))
+    plan = plan_of(read, FileArgs(path=InputPath(str(path)), ledger=ledger))
     first, again = lab.run(plan), lab.run(plan)
     assert (first.result.ran, again.result.hits) == (1, 1)
     assert lab.again().run(plan).result.hits == 1
@@ -144,7 +144,7 @@ def test_what_was_read_beside_the_loop_decides_as_if_the_loop_had_read_it(
 def test_an_input_that_is_gone_fails_its_node_though_another_thread_found_out(lab: Lab, tmp_path: Path) -> None:
     path = tmp_path / "input"
     path.write_text("one")
-    plan = plan_of(read, FileArgs(path=str(path)))
+    plan = plan_of(read, FileArgs(path=InputPath(str(path))))
     path.unlink()
     ran = lab.run(plan)
     assert "input" in ran["read"].message
@@ -164,9 +164,9 @@ def test_code_that_changed_before_an_attempt_began_is_decided_about_again(
         return start(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(lab.leases, "take", edit_first)
-    ran = lab.run(plan_of(read_first, CodeArgs(code=str(code))))
+    ran = lab.run(plan_of(read_first, CodeArgs(code=InputPath(str(code)))))
     assert lab.value(ran, "read-first") == 22
-    assert lab.run(plan_of(read_first, CodeArgs(code=str(code)))).result.hits == 1
+    assert lab.run(plan_of(read_first, CodeArgs(code=InputPath(str(code))))).result.hits == 1
 
 
 def test_an_inline_stage_that_takes_long_does_not_hold_up_the_loop(lab: Lab, tmp_path: Path) -> None:
