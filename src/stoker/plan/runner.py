@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from stoker.host.durable import translate
 from stoker.host.identity import ProcessIdentity
-from stoker.host.imports import Source, pin
+from stoker.host.imports import Source
 from stoker.model.artifacts import ArtifactRef
 from stoker.model.errors import (
     BadInput,
@@ -173,8 +173,6 @@ class _InlineAttempt:
 
     def run(self) -> Finished | Failed:
         work = self._work
-        # What it imports only while it runs.
-        pin(work.code)
         inputs = {name: [(given.ref, given.where) for given in givens] for name, givens in work.inputs.items()}
         job = StageContext(
             node=work.node,

@@ -24,7 +24,7 @@ from stoker.plan.execution.launching import Elsewhere, JustMade, Launchpad, NotS
 from stoker.plan.execution.news import News
 from stoker.plan.execution.progress import Progress
 from stoker.plan.execution.queueing import Waiting
-from stoker.plan.execution.reading import Readers, quickly
+from stoker.plan.execution.reading import Moment, Readers
 from stoker.plan.execution.schedule import ENDED, Schedule, State
 from stoker.plan.graph import Node, Plan
 from stoker.plan.outcome import Ending, NodeResult, RunResult
@@ -33,6 +33,7 @@ from stoker.plan.run_folders import RunFolders
 from stoker.plan.run_options import RunOptions
 from stoker.plan.runner import Failed, Usage
 from stoker.plan.status import StatusWriter
+from stoker.store.trees import heeding
 
 _LONGEST_NAP_S = 0.25
 # However many nodes are ready, the loop tells its news and looks around this often.
@@ -72,11 +73,13 @@ class Executor:
             emit_step=self._news.step,
             is_cancelled=lambda: self._cancel is not None,
         )
+        self._moment = Moment()
         uses_devices = any(node.needs.gpu for node in plan.nodes)
         self._launchpad = Launchpad(
             engine,
             attempts=self._attempts,
             news=self._news,
+            moment=self._moment,
             job=folders.job,
             uses_devices=uses_devices,
             solo=options.solo,
@@ -111,6 +114,10 @@ class Executor:
 
     def run(self) -> RunResult:
         """Run to the end, whatever the end is."""
+        with heeding(self._moment.heed):
+            return self._run()
+
+    def _run(self) -> RunResult:
         started_s = self._clock.monotonic_s()
         self._engine.cache.begin_run()
         for rank, node in enumerate(self._plan.nodes):
@@ -211,7 +218,7 @@ class Executor:
             raise read
         if read is not None:
             return self._resolver.resolve(name, node, refs, needs_bytes=needs_bytes, read=read)
-        decision = quickly(lambda: self._resolver.resolve(name, node, refs, needs_bytes=needs_bytes))
+        decision = self._moment.quickly(self._resolver.resolve, name, node, refs, needs_bytes=needs_bytes)
         if decision is None:
             self._schedule.park(name)
             self._readers.begin(name, lambda: self._resolver.read(name, node, refs))

@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
 from stoker.hardware.admission import Admitted, NotNow, TooLarge
-from stoker.host.imports import Source, is_imported_from
+from stoker.host.imports import Source, is_imported_from, pin
 from stoker.model.errors import OutOfMemory, Refused, StokerError
 from stoker.model.frozen import changed, frozen
 from stoker.model.resources import Needs, Resource
@@ -22,7 +22,7 @@ from stoker.plan.engine import Engine
 from stoker.plan.execution.attempting import Attempts, Report, Running
 from stoker.plan.execution.news import News
 from stoker.plan.execution.queueing import Waiting, WaitingRoom
-from stoker.plan.execution.reading import quickly
+from stoker.plan.execution.reading import Moment
 from stoker.plan.graph import Node
 from stoker.plan.impossible import impossible
 from stoker.plan.lease import Held
@@ -76,13 +76,23 @@ class NotStarted:
 class Launchpad:
     """Nodes that wait for room, and the room there is. Only the executor's loop uses it."""
 
-    def __init__(
-        self, engine: Engine, *, attempts: Attempts, news: News, job: str, uses_devices: bool, solo: bool = False
+    def __init__(  # noqa: PLR0913 - all that a start depends on
+        self,
+        engine: Engine,
+        *,
+        attempts: Attempts,
+        news: News,
+        moment: Moment,
+        job: str,
+        uses_devices: bool,
+        solo: bool = False,
     ) -> None:
         self._engine = engine
         self._solo = solo
         self._attempts = attempts
         self._news = news
+        self._moment = moment
+        self._pinned: list[tuple[Source, ...]] = []
         self._numbers: dict[str, int] = {}
         self._running = 0
         self._job = job
@@ -246,7 +256,8 @@ class Launchpad:
         key = waiting.execute.key
         try:
             # What takes long to look at is looked at by the attempt, beside the loop.
-            if quickly(lambda: self._engine.cache.still_begins_with(waiting.node, waiting.execute.action)) is False:
+            still_begins = self._engine.cache.still_begins_with
+            if self._moment.quickly(still_begins, waiting.node, waiting.execute.action) is False:
                 return Outdated(waiting=waiting)
             code = self._engine.cache.sources_for(waiting.node.stage, waiting.execute.action)
             if code is None:
@@ -286,10 +297,19 @@ class Launchpad:
         """Choose what runs a stage. This process runs none that it had imported before its code was edited."""
         stage = waiting.node.stage
         runner = self._company_runner(waiting) or self._engine.runner_for(stage)
-        if not (runner.is_here or stage.is_program) or all(map(is_imported_from, code)):
+        if not (runner.is_here or stage.is_program) or self._is_ours(code):
             return runner
         if stage.is_program or self._engine.forked_runner is None:
             raise Refused(
                 f"the code of {stage.name} was edited after this process had imported it", hint="start the run again"
             )
         return self._engine.forked_runner()
+
+    def _is_ours(self, code: tuple[Source, ...]) -> bool:
+        """Return whether this process has that code, or imports it if it has not imported it yet."""
+        if not any(code is one for one in self._pinned):
+            if not all(map(is_imported_from, code)):
+                return False
+            pin(code)
+            self._pinned.append(code)
+        return True

@@ -10,13 +10,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from stoker.model.clock import Clock
 from stoker.model.errors import Bug, StokerError
 from stoker.model.units import format_size
 from stoker.store.trees import ReadingStopped, heeding
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _MOST_AT_ONCE_BYTES = 16 << 20
@@ -36,21 +37,28 @@ class _Reader:
     is_stopped: threading.Event = field(default_factory=threading.Event)
 
 
-def quickly(decide: Callable[[], T]) -> T | None:
-    """Return a decision if it takes no more reading than a moment allows; else None. Decisions are never None."""
-    left_bytes = _MOST_AT_ONCE_BYTES
+class Moment:
+    """What the loop reads itself. `heed` is told of all that its thread reads, as long as the run goes on."""
 
-    def spend(size_bytes: int) -> None:
-        nonlocal left_bytes
-        left_bytes -= size_bytes
-        if left_bytes < 0:
-            raise ReadingStopped
+    def __init__(self) -> None:
+        self._left_bytes: int | None = None
 
-    try:
-        with heeding(spend):
-            return decide()
-    except ReadingStopped:
-        return None
+    def heed(self, size_bytes: int) -> None:
+        """Count what is read for a decision; more than a moment allows ends it."""
+        if self._left_bytes is not None:
+            self._left_bytes -= size_bytes
+            if self._left_bytes < 0:
+                raise ReadingStopped
+
+    def quickly(self, decide: Callable[P, T], *args: P.args, **more: P.kwargs) -> T | None:
+        """Return a decision if it takes no more reading than a moment allows; else None. Decisions are never None."""
+        self._left_bytes = _MOST_AT_ONCE_BYTES
+        try:
+            return decide(*args, **more)
+        except ReadingStopped:
+            return None
+        finally:
+            self._left_bytes = None
 
 
 class Readers:
