@@ -172,9 +172,12 @@ def event_text(event: Mapping[str, Any]) -> str:
     said = _SAID.get(kind, kind.replace("_", " "))
     if kind == FleetKinds.JOB_CHECKPOINT and event.get("step") is not None:
         said += f" of step {event['step']}"
+    by = f" by {one_line(str(event['by']), _LONGEST_WHY)}" if event.get("by") else ""
     why = one_line(str(event.get("why") or event.get("message") or event.get("cause") or ""), _LONGEST_WHY)
     back = ", back in the queue" if kind == FleetKinds.JOB_EXPIRED and event.get("to") == "pending" else ""
-    return outside(f"{name} {said}{on}{back}{f': {why}' if why else ''}{'; not your failure' if back else ''}".strip())
+    return outside(
+        f"{name} {said}{by}{on}{back}{f': {why}' if why else ''}{'; not your failure' if back else ''}".strip()
+    )
 
 
 def story_texts(events: Sequence[Mapping[str, Any]]) -> list[str]:

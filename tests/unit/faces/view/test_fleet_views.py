@@ -141,6 +141,8 @@ def test_an_event_is_a_line():
     told = "resnet/2 interrupted on lab1, back in the queue: its worker was lost, 1 of 3; not your failure"
     assert event_text(back) == told
     assert event_text({"kind": "machine_joined", "machine": "lab1"}) == "lab1 joined"
+    changed = {"kind": "job_changed", "name": "a", "by": "ann (ann@laptop)", "changes": ["priority"]}
+    assert event_text(changed) == "a changed by ann (ann@laptop)"
     assert event_text({"kind": "something_new", "name": "x"}) == "x something new"
 
 
