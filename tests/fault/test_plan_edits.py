@@ -73,6 +73,26 @@ def inline(job: StageContext, args: Args) -> Told:
     return job.save(Told, texts(args))
 
 
+def mark():
+    with open(__file__.replace("stages.py", "mark")) as file:
+        return file.read()
+
+
+@stage("edited/marked", fingerprint=mark)
+def marked(job: StageContext, args: Args) -> Told:
+    texts(args)
+    return job.save(Told, [int(mark())] * 3)
+
+
+@stage("edited/lines")
+def lines(job: StageContext, args: Args) -> Told:
+    texts(args)
+    import inspect
+
+    (line,) = [one for one in inspect.getsourcelines(inspect.getmodule(texts))[0] if one.startswith("TEXT = ")]
+    return job.save(Told, [int(line.split()[-1])] * 3)
+
+
 @stage("edited/many")
 def many(job: StageContext) -> list[Told]:
     return [job.save_item(Told, number) for number in range(3)]
@@ -129,6 +149,7 @@ class Project:
         for name in FILES:
             self.folder.joinpath(name).write_text("TEXT = 1\n")
         self.folder.joinpath("stages.py").write_text(STAGES.format(package=self.package))
+        self.folder.joinpath("mark").write_text("1")
         self.gate = folder / "gate"
 
     def load(self) -> ModuleType:
@@ -321,3 +342,25 @@ def test_a_package_that_appears_beside_a_helper_is_not_imported_by_a_stage_that_
     project.gate.touch()
     assert is_all(lab, flight.land(), 1)
     assert values(lab, lab.run(project.plan("plain"))) == [[1, 1, 2]]
+
+
+def test_a_stage_that_compiles_its_own_source_sees_the_text_that_it_was_imported_from(
+    lab: Lab, project: Project
+) -> None:
+    flight = lab.start(project.plan("lines", gated=True))
+    until(project.has_begun, "the stage does not begin")
+    project.edit(1, 2)
+    project.gate.touch()
+    assert is_all(lab, flight.land(), 1)
+    assert is_all(lab, lab.run(project.plan("lines")), 2)
+
+
+def test_what_a_fingerprint_is_of_may_not_change_while_the_stage_runs(lab: Lab, project: Project) -> None:
+    flight = lab.start(project.plan("marked", gated=True))
+    until(project.has_begun, "the stage does not begin")
+    project.folder.joinpath("mark").write_text("2")
+    project.gate.touch()
+    assert flight.land()["t0"].message == "a file that it reads changed while it ran"
+    assert is_all(lab, lab.run(project.plan("marked")), 2)
+    project.folder.joinpath("mark").write_text("1")
+    assert is_all(lab, lab.run(project.plan("marked")), 1)

@@ -12,13 +12,14 @@ removed, and made again. Installed packages are not edited, so theirs is believe
 
 from __future__ import annotations
 
+import linecache
 import marshal
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from importlib.util import cache_from_source, spec_from_file_location
+from importlib.util import cache_from_source, decode_source, spec_from_file_location
 from types import CodeType, ModuleType
 
 from stoker.host.durable import write_all
@@ -172,7 +173,8 @@ class _Finder:
             now_ns = int(self._clock.wall_s() * 1e9)
             if is_installed or (now_ns - max(stamp[2:]) >= SETTLED_NS and _is_bytecode_newer(path, stamp)):
                 self.stamps[path] = stamp
-                self.texts.pop(path, None)
+                if self.texts.pop(path, None) is not None:
+                    linecache.cache.pop(path, None)
             else:
                 found.loader = _TextLoader(name, read_source(name, path, now_ns=0))
 
@@ -193,7 +195,16 @@ class _TextLoader(SourceFileLoader):
         if code is None or not _is_still(source):
             code = self.source_to_code(source.text or b"", source.path)
         _finder.texts[source.path] = source.text or b""
+        _show_lines(source)
         return code
+
+
+def _show_lines(source: Source) -> None:
+    """Let whoever asks for the lines of a module (tracebacks, compilers of kernels) have those of its text."""
+    text = source.text or b""
+    with suppress(SyntaxError, ValueError):
+        # Without a time: never compared with the file.
+        linecache.cache[source.path] = (len(text), None, decode_source(text).splitlines(keepends=True), source.path)
 
 
 def _is_meant(source: Source, found: ModuleSpec | None) -> bool:

@@ -25,6 +25,8 @@ from stoker.store.local import Found, LocalStore
 from stoker.store.local_files import digest_path
 from stoker.store.records import Record
 
+_FINGERPRINT = "(fingerprint)"
+
 
 @frozen
 class Product:
@@ -90,6 +92,9 @@ class Cache:
         facts = self._facts.get(stage)
         if facts is None or facts[1] != action.facts_digest:
             return None
+        if not _has_fingerprint(stage, action):
+            del self._facts[stage]
+            return None
         if stage.module not in self._sources:
             sources = self._code.sources_of(stage.module)
             if sources is None:
@@ -122,8 +127,10 @@ class Cache:
         )
 
     def still_reads(self, node: Node, action: Action) -> bool:
-        """Say whether the files that a node was given still hold what its action says."""
-        return node.stage.args.still_reads(node.args, action.args, self.digest_of)
+        """Say whether files that a node was given, and what its fingerprint is of, are still what its action says."""
+        return _has_fingerprint(node.stage, action) and node.stage.args.still_reads(
+            node.args, action.args, self.digest_of
+        )
 
     def still_begins_with(self, node: Node, action: Action) -> bool:
         """Say whether what a node reads first, as a program does its code, is still what its action says."""
@@ -197,7 +204,7 @@ class Cache:
     def _facts_of(self, stage: Stage) -> tuple[StageFacts, Digest]:
         code = dict(self._code.modules_of(stage.module))
         if stage.fingerprint is not None:
-            code["(fingerprint)"] = stage.fingerprint()
+            code[_FINGERPRINT] = stage.fingerprint()
         facts = StageFacts(
             stage=stage.name,
             version=stage.version,
@@ -207,6 +214,11 @@ class Cache:
         )
         self._facts[stage] = (facts, facts.digest())
         return self._facts[stage]
+
+
+def _has_fingerprint(stage: Stage, action: Action) -> bool:
+    """Return whether what a stage's code depends on beside Python is still what an action says."""
+    return stage.fingerprint is None or stage.fingerprint() == action.facts.code[_FINGERPRINT]
 
 
 def _is_below(path: str, places: tuple[str, ...]) -> bool:
