@@ -17,12 +17,15 @@ from stoker.model.digests import Digest
 from stoker.model.errors import ScratchBusy, StokerError
 from stoker.model.frozen import changed, frozen
 from stoker.model.json_text import dumps, loads
+from stoker.plan.metrics.earlier import FILES as CURVE_FILES
 
 BEAT_EVERY_S = 60.0
 STALE_AFTER_S = 180.0
 MARKER = "marker.json"
 EARLIER_ATTEMPT = "an-earlier-attempt"
 """Who left what was brought from elsewhere: on which machine that was does not matter."""
+OURS = frozenset({MARKER, *CURVE_FILES})
+"""Names in a scratch folder that are not the work's own."""
 _LARGEST_MARKER_BYTES = 1 << 16
 _RUNNING, _LEFT, _FINISHED = "running", "left", "finished"
 
@@ -168,12 +171,14 @@ def clear_scratch(path: str) -> None:
 
 
 def remove_if_empty(path: str) -> bool:
-    """Remove a scratch folder in which nothing lies but its marker; says whether that was so."""
+    """Remove a scratch folder with nothing in it but its marker and curves; return whether that was so."""
     try:
-        if any(name != MARKER for name in os.listdir(path)):
+        names = os.listdir(path)
+        if any(name not in OURS for name in names):
             return False
-        with suppress(FileNotFoundError):
-            os.unlink(os.path.join(path, MARKER))
+        for name in names:
+            with suppress(FileNotFoundError):
+                os.unlink(os.path.join(path, name))
         os.rmdir(path)
     except OSError:
         # It is gone already, or somebody else has begun to use it.

@@ -18,6 +18,9 @@ from stoker.model.fleet_errors import NoCoordinator, StaleLease
 from stoker.model.frozen import changed
 from stoker.model.leases import Token
 from stoker.plan.checkpoints import choose_checkpoint
+from stoker.plan.metrics.curves import curves
+from stoker.plan.metrics.earlier import EarlierCurves
+from stoker.plan.reports import Reports
 from stoker.plan.scratch import open_scratch, scratch_path
 from stoker.trainer.stoker_trainer import keep_checkpoint
 from stoker.worker.shipping.checkpoint_arrival import bring_checkpoint
@@ -116,6 +119,26 @@ def test_a_checkpoint_of_one_machine_is_gone_on_from_on_another(desk, lab, conte
         with open(path, "rb") as file:
             assert file.read() == content
     assert os.listdir(os.path.join(lab.root, ".arriving")) == []
+
+
+def test_the_curve_of_an_earlier_attempt_comes_with_its_checkpoint(desk, lab, tmp_path):
+    scratch = desk.open("run-1")
+
+    def measure(machine, name, *steps):
+        files = (str(tmp_path / f"{name}.skm"), str(tmp_path / f"{name}.program.skm"))
+        reports = Reports(files[0], SystemClock(), EarlierCurves(scratch_path(machine.root, KEY), files))
+        for step in steps:
+            reports.take({"step": step, "metrics": {"loss": float(step)}})
+        reports.close()
+        return curves(files[:1])["loss"]
+
+    measure(desk, "first", 1, 2, 3, 4)
+    desk.save(scratch, 3)
+    shipper = desk.shipper()
+    shipper.ship()
+    assert lab.bring(shipper.pointed).is_placed
+    assert lab.open("run-2").goes_on
+    assert measure(lab, "second", 4, 5) == [(step, float(step)) for step in (1, 2, 3, 4, 5)]
 
 
 def test_only_the_newest_goes_and_it_goes_once(desk):

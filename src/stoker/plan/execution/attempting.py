@@ -30,6 +30,7 @@ from stoker.plan.company.keys import company_key
 from stoker.plan.device.gate import NOTHING_TAKEN, Taken
 from stoker.plan.execution.queueing import Waiting
 from stoker.plan.graph import Node
+from stoker.plan.metrics.earlier import EarlierCurves
 from stoker.plan.permits import Grant
 from stoker.plan.program.manifest import manifest_of_stage
 from stoker.plan.reports import Reports
@@ -129,7 +130,9 @@ class Attempts:
         """Start one attempt; its report comes through the queue."""
         name, node, execute, inputs = waiting.name, waiting.node, waiting.execute, waiting.inputs
         staging = self._staging_for(node, execute, is_here=runner.is_here)
-        reports = Reports(self._folders.curves_of(name), self._clock)
+        scratch = self._scratch_of(node, execute)
+        curves = (self._folders.curves_of(name), self._folders.metrics_of(name))
+        reports = Reports(curves[0], self._clock, EarlierCurves(scratch, curves) if scratch else None)
         given = taken or NOTHING_TAKEN
         work = Work(
             node=name,
@@ -148,7 +151,7 @@ class Attempts:
             claim=given.claim,
             ranks=node.needs.ranks,
             attempt=number,
-            scratch=self._scratch_of(node, execute),
+            scratch=scratch,
             resume_key=resume_key(node.stage, execute.action) if node.stage.is_program else "",
             memory_bytes=memory_bytes,
             company=company_key(node.stage, waiting.needs.company, execute.action) if waiting.needs.company else "",

@@ -45,7 +45,7 @@ from stoker.plan.program.program import Program
 from stoker.plan.program.quarters import Quarters
 from stoker.plan.program.watch import ProgramWatch
 from stoker.plan.runner import Attempt, Failed, Finished, Usage, Work, failure_of
-from stoker.plan.scratch import MARKER, Scratch, open_scratch
+from stoker.plan.scratch import OURS, Scratch, open_scratch
 from stoker.plan.speech.checkpoint_keeping import CheckpointKeeper
 from stoker.plan.speech.hearing import ProgramSpeech
 from stoker.plan.stage import Stage, perform
@@ -153,7 +153,7 @@ class _ProgramAttempt:
         scratch = open_scratch(work.scratch, run_id=work.folders.run_id, me=mine(), clock=self._clock)
         try:
             if self._around.user is not None:
-                give_to(self._around.user, scratch.path, keeps=frozenset({MARKER}))
+                give_to(self._around.user, scratch.path, keeps=OURS)
             mark = f"{work.folders.run_id}-{secrets.token_hex(4)}"
             resume = self._resume_from(scratch)
             launch = render_launch(program, work, self._around, mark=mark, scratch=scratch.path, resume=resume)
@@ -338,7 +338,7 @@ class _AttemptOfAnother:
             # The user works on other jobs after this one, and what is this one's is no other's.
             remove_leftovers(self._user.uid)
             if os.path.isdir(self._work.scratch):
-                take_back(self._user, self._work.scratch, keeps=frozenset({MARKER}), keeps_links=False)
+                take_back(self._user, self._work.scratch, keeps=OURS, keeps_links=False)
             if isinstance(outcome, Finished):
                 for name in quarters.take_result():
                     self._tell(f"{name} is no part of the result: it belongs to somebody else")

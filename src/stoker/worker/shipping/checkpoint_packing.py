@@ -1,4 +1,4 @@
-"""A checkpoint as one archive: its files, and the line of `checkpoints.json` that vouches for them.
+"""A checkpoint as one archive: its files, the line of `checkpoints.json` that vouches for them, and the curves so far.
 
 What is packed lies as it does in the scratch folder, so an archive that is unpacked is a scratch folder in which the
 plan's own rule finds that checkpoint and no other, on whichever machine.
@@ -17,6 +17,7 @@ from stoker.model.digests import Digest, digest_bytes
 from stoker.model.frozen import frozen
 from stoker.model.json_text import dumps
 from stoker.plan.checkpoints import INDEX, Checkpoint
+from stoker.plan.metrics.earlier import EARLIER, earlier_curves
 from stoker.store.bundle.packing import NOT_HASHED, Source, pack
 from stoker.store.memo import stamp_of
 from stoker.store.trees import Walked, walk_tree
@@ -46,6 +47,9 @@ def pack_checkpoint(scratch: str, checkpoint: Checkpoint, said: Mapping[str, Any
     about = TreeEntry(INDEX, len(index), digest_bytes(index))
     with acting_as_owner(scratch):
         sources = [Source(entry=about, data=index), *_sources(checkpoint.path, name)]
+    curves = earlier_curves(scratch)
+    if curves:
+        sources.append(Source(entry=TreeEntry(EARLIER, len(curves), digest_bytes(curves)), data=curves))
     path = os.path.join(spool, f"checkpoint-{key[:16]}.tar.zst")
     with translated(path):
         os.makedirs(spool, mode=0o700, exist_ok=True)
