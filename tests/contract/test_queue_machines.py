@@ -209,6 +209,30 @@ def with_gpus(machine: str, *uuids: str) -> Hello:
     )
 
 
+def test_a_device_that_vanishes_gets_no_job_until_it_is_back(fleet: Driven) -> None:
+    fleet.submit(*(order("gpu", number, requirements={"wish": "require", "ram_bytes": 0}) for number in range(1, 4)))
+    both, without = (
+        with_gpus("m1", *cards).model_copy(update={"slots": 4}) for cards in (("GPU-a", "GPU-b"), ("GPU-b",))
+    )
+    fleet.ask(both)
+    (first,) = fleet.claim()
+    assert first.devices == ("GPU-a",)
+    fleet.start(first)
+    # The job on the device that is gone keeps its lease: it fails by itself, or its worker says what became of it.
+    fleet.ask(without)
+    (second,) = fleet.claim(most=3)
+    assert second.devices == ("GPU-b",)
+    assert renewed(fleet, first).orders == ()
+    say(fleet, first, Fail, cause="user", message="CUDA error: device lost")
+    assert fleet.claim(most=3) == ()
+    fleet.ask(without)
+    fleet.ask(both)
+    (third,) = fleet.claim(most=3)
+    assert third.devices == ("GPU-a",)
+    changes = [event for event in fleet.reader.events() if event["kind"] == "machine_changed"]
+    assert [(event.get("gone"), event.get("back")) for event in changes] == [(["GPU-a"], None), (None, ["GPU-a"])]
+
+
 def test_jobs_are_put_on_devices_and_a_cordoned_one_gets_none(fleet: Driven) -> None:
     fleet.submit(*(order("gpu", number, requirements={"wish": "require", "ram_bytes": 0}) for number in range(1, 4)))
     fleet.ask(with_gpus("m1", "GPU-a", "GPU-b"))

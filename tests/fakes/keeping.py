@@ -6,6 +6,7 @@ import os
 import secrets
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +21,7 @@ from stoker.worker.keeper.daemon import Daemon, Worker
 from stoker.worker.keeper.journal import Journal
 from stoker.worker.keeper.lines import Lines
 from stoker.worker.keeper.machine import Machine
+from stoker.worker.keeper.redetecting import Offer
 from stoker.worker.keeper.state import Wishes
 from tests.fakes.coordinator import PATIENCE_S, FakeCoordinator
 
@@ -44,7 +46,7 @@ class Keep:
         self.house.make_state()
         self.told: list[tuple[str, dict[str, Any]]] = []
         self.machine = Machine(
-            capability=Capability(hostname="desk", os="Linux", arch="any", cpu_cores=2, cpu_threads=2),
+            offer=Offer(Capability(hostname="desk", os="Linux", arch="any", cpu_cores=2, cpu_threads=2)),
             catalogue=self.house.catalogue,
             environment=self.environment,
             own_prefix=sys.prefix,
@@ -55,6 +57,7 @@ class Keep:
         )
         self.wishes = Wishes(**{"slots": 1, "stop_grace_s": 2.0, **wishes})
         self.preparing: Any = None
+        self.detect: Callable[[], Capability] | None = None
         self.code: int | None = None
         self.error: BaseException | None = None
 
@@ -123,6 +126,7 @@ class Keep:
             new_word=lambda: secrets.token_hex(16),
             tell=lambda kind, fields: self.told.append((kind, fields)),
             preparing=self.preparing,
+            detect=self.detect,
         )
 
     def look_as(self, **fields: Any) -> None:

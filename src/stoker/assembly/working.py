@@ -25,6 +25,7 @@ from stoker.worker.keeper.daemon import Worker, keep
 from stoker.worker.keeper.journal import workers_folder
 from stoker.worker.keeper.lines import Lines
 from stoker.worker.keeper.machine import Machine
+from stoker.worker.keeper.redetecting import Offer
 from stoker.worker.keeper.state import STOP_GRACE_S, Wishes
 
 if TYPE_CHECKING:
@@ -89,7 +90,8 @@ def work(house: House, options: WorkOptions, tell: Callable[[str, dict[str, Any]
         users = _take_users(house, options, slots, place, opened)
         lines = _open_lines(house, options, opened)
         _keep_certificate(house, options, name, tell, opened)
-        _report_findings(house, options, changed(capability, hostname=name), opened)
+        offer = Offer(changed(capability, hostname=name))
+        _report_findings(house, options, offer, opened)
         worker = Worker(
             name=name,
             wishes=Wishes(
@@ -105,7 +107,7 @@ def work(house: House, options: WorkOptions, tell: Callable[[str, dict[str, Any]
             version=house.version,
             lines=lines,
             machine=Machine(
-                capability=changed(capability, hostname=name),
+                offer=offer,
                 catalogue=house.catalogue,
                 environment=_for_children(settings),
                 own_prefix=sys.prefix,
@@ -129,6 +131,7 @@ def work(house: House, options: WorkOptions, tell: Callable[[str, dict[str, Any]
             holds=_holdings_of(house),
             preparing=_preparing_of(house, options, name),
             contents_at=_share_trees(house, options, opened),
+            detect=house.detect,
         )
         return keep(worker)
 
@@ -258,7 +261,7 @@ def _keep_certificate(
     opened.callback(renewing.close)
 
 
-def _report_findings(house: House, options: WorkOptions, capability: Capability, opened: ExitStack) -> None:
+def _report_findings(house: House, options: WorkOptions, offer: Offer, opened: ExitStack) -> None:
     """Have the coordinator told what is to be known of this machine, at the start and daily."""
     from stoker.assembly.machine_findings import find_out
     from stoker.worker.reporting import Reporting
@@ -266,9 +269,9 @@ def _report_findings(house: House, options: WorkOptions, capability: Capability,
     line = _open_line(house, options, opened)
     reporting = Reporting(
         line,
-        name=capability.hostname,
+        name=offer.capability.hostname,
         version=house.version,
-        look=lambda: find_out(house, capability),
+        look=lambda: find_out(house, offer.capability),
         clock=house.clock,
     )
     reporting.start()

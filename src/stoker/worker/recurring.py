@@ -12,6 +12,7 @@ class Recurring(ABC):
     def __init__(self, name: str, *, first_s: float = 0.0) -> None:
         self._first_s = first_s
         self._is_closed = threading.Event()
+        self._is_due = threading.Event()
         self._thread = threading.Thread(target=self._work, name=f"stoker-{name}", daemon=True)
 
     def start(self) -> None:
@@ -21,6 +22,11 @@ class Recurring(ABC):
     def close(self) -> None:
         """End it; what is under way is not waited for."""
         self._is_closed.set()
+        self._is_due.set()
+
+    def hurry(self) -> None:
+        """Have it act now, or once more if it is acting."""
+        self._is_due.set()
 
     @abstractmethod
     def act(self) -> float:
@@ -32,7 +38,11 @@ class Recurring(ABC):
 
     def _work(self) -> None:
         pause_s = self._first_s
-        while not self._is_closed.wait(pause_s):
+        while True:
+            self._is_due.wait(pause_s)
+            self._is_due.clear()
+            if self._is_closed.is_set():
+                return
             try:
                 pause_s = self.act()
             except Exception as problem:  # noqa: BLE001 - a thread that died would be silence for ever

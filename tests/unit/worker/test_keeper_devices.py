@@ -14,6 +14,7 @@ from stoker.model.devices import MIB, Answer, Backend, Device, Verdict
 from stoker.plan.device.held_base import held_base
 from stoker.wire.leasing import Grant
 from stoker.worker.keeper.machine import Machine
+from stoker.worker.keeper.redetecting import Offer
 from tests.fakes.coordinator import FakeCoordinator
 from tests.fakes.keeping import Keep
 from tests.unit.hardware.ledger.lab import CARD, held, real_ledger, sharing
@@ -35,7 +36,7 @@ def machine(tmp_path: Path) -> Machine:
     )  # fmt: skip
     capability = Capability(hostname="desk", os="Linux", arch="any", cpu_cores=2, cpu_threads=2, devices=(card,))
     ledger = real_ledger(tmp_path)
-    keep.look_as(capability=capability, ledger=lambda: ledger)
+    keep.look_as(offer=Offer(capability), ledger=lambda: ledger)
     return keep.machine
 
 

@@ -14,7 +14,7 @@ from stoker.coordinator.queue.moves import json_or_empty, plain, telling
 from stoker.coordinator.queue.turn import Turn
 from stoker.hardware.placement.offer import Offer
 from stoker.model.capability_reading import capability_from_dict
-from stoker.model.errors import NotFound, Refused
+from stoker.model.errors import BadInput, NotFound, Refused
 from stoker.model.fleet_errors import StaleLease
 from stoker.model.fleet_events import FleetKinds
 from stoker.model.json_text import dumps, loads
@@ -108,7 +108,6 @@ def hello(turn: Turn, said: Hello) -> Welcome:
     if machine is not None and said.incarnation in machine.outdated:
         raise _taken_over(said.worker)
     is_new_start = machine is None or machine.incarnation != said.incarnation
-    was_digest = "" if machine is None else machine.row["capability_digest"]
     row = _row(turn, said, machine)
     fresh = Machine(row, machine.closed_devices if machine else {}, turn.tick_s)
     fresh.holdings = said.holdings or Holdings()
@@ -126,12 +125,8 @@ def hello(turn: Turn, said: Hello) -> Welcome:
     if is_new_start:
         told = {"incarnation": said.incarnation, "version": said.version, "drift": list(drift)}
         turn.tell(FleetKinds.MACHINE_JOINED, machine=said.worker, fields=telling(told))
-    elif was_digest != said.capability_digest:
-        turn.tell(
-            FleetKinds.MACHINE_CHANGED,
-            machine=said.worker,
-            fields=telling({"drift": list(drift), "what": "capability"}),
-        )
+    elif machine is not None:
+        _tell_changes(turn, machine, row, drift)
     return Welcome(
         worker=said.worker,
         generation=book.generation,
@@ -247,6 +242,23 @@ def _row(turn: Turn, said: Hello, machine: Machine | None) -> dict[str, Any]:
         "left_s": None,
         "report": old.get("report", ""),
     }
+
+
+def _tell_changes(turn: Turn, machine: Machine, row: dict[str, Any], drift: tuple[str, ...]) -> None:
+    """Write an event if a machine that says hello again offers something else than before."""
+    had, has = _usable_devices(machine.row), _usable_devices(row)
+    if had == has and machine.row["capability_digest"] == row["capability_digest"]:
+        return
+    told = {"drift": list(drift), "what": "capability", "gone": sorted(had - has), "back": sorted(has - had)}
+    turn.tell(FleetKinds.MACHINE_CHANGED, machine=machine.name, fields=telling(told))
+
+
+def _usable_devices(row: dict[str, Any]) -> set[str]:
+    """Return the UUIDs of the devices that a machine offers; none of a row that holds no capability."""
+    try:
+        return {device.uuid for device in capability_from_dict(loads(row["capability"])).usable_devices}
+    except (BadInput, ValueError):
+        return set()
 
 
 def _outdated(said: Hello, machine: Machine | None) -> str:

@@ -79,6 +79,8 @@ _LINES: dict[str, Callable[[Fields], str]] = {
     "back": lambda _fields: "the coordinator answers again",
     "refused": lambda fields: f"ends{_because(fields)}{_hint(fields)}",
     "closed": _closed,
+    "devices_gone": lambda fields: f"no longer offered, not found any more: {', '.join(fields['devices'])}",
+    "devices_back": lambda fields: f"offered: {', '.join(fields['devices'])}",
     "certificate_renewed": lambda fields: f"the certificate of {fields['worker']} is renewed",
     "certificate_not_renewed": lambda fields: f"the certificate can't be renewed yet{_because(fields)}{_hint(fields)}",
     "open": lambda fields: f"takes work again ({fields['by']})",

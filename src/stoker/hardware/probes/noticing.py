@@ -16,6 +16,10 @@ _HINTS = {
 }
 
 
+DEVICE_LOST = "device_lost"
+"""The code of a finding: the driver lists a device that does not answer."""
+
+
 @frozen
 class _Trouble:
     fragments: tuple[str, ...]
@@ -52,7 +56,7 @@ _TROUBLES = (
     ),
     _Trouble(
         fragments=("gpu is lost", "fallen off the bus", "requires reset", "unable to determine the device handle"),
-        code="device_lost",
+        code=DEVICE_LOST,
         message="a device does not answer any more",
         hint="it fell off its bus, overheated or lacks power; see the kernel's log (dmesg), restart the machine",
     ),

@@ -67,8 +67,10 @@ def usable(of: Group, seen: Answer, heard: Mapping[str, Statement]) -> Answer:
 
 def _stopped(of: Group, heard: Mapping[str, Statement]) -> Answer | None:
     """Give what is known to stop programs, unless a witness gets through to the device."""
-    if any(witness not in ("kernel", "pci") for witness in of):
-        return None
+    reached = [one for witness, one in of.items() if witness not in ("kernel", "pci")]
+    if reached:
+        # One of them may list a device that it no longer gets an answer from.
+        return next((one.works for one in reached if one.works is not None and one.works.is_no), None)
     stopped = next((one.works for one in of.values() if one.works is not None and one.works.is_no), None)
     troubles = [one.message for said in heard.values() for one in said.findings if one.code in _STOPPING]
     if stopped is None and troubles and backend_of(of) is Backend.CUDA:

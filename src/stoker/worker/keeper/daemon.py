@@ -17,6 +17,7 @@ from stoker.host.lockfile import Lock
 from stoker.host.notify_socket import NotifySocket
 from stoker.host.other_user import OtherUser
 from stoker.host.processes import stop_group
+from stoker.model.capability import Capability
 from stoker.model.clock import Clock
 from stoker.model.errors import Cancelled, LockHeld, ProcessLost, StokerError, Terminated
 from stoker.model.frozen import frozen
@@ -31,7 +32,16 @@ from stoker.worker.keeper.adopting import Inheritance, inherit
 from stoker.worker.keeper.checking import why_closed
 from stoker.worker.keeper.courier import Post
 from stoker.worker.keeper.deciding import decide
-from stoker.worker.keeper.happenings import AskedToEnd, Closed, Greeted, Happening, Ticked
+from stoker.worker.keeper.happenings import (
+    AskedToEnd,
+    Closed,
+    DevicesChanged,
+    Ended,
+    Greeted,
+    Happening,
+    NotBegun,
+    Ticked,
+)
 from stoker.worker.keeper.instructions import Exit, Greet, Instruction, TellStart
 from stoker.worker.keeper.journal import Journal, Written
 from stoker.worker.keeper.lines import Guarded, Lines
@@ -39,6 +49,7 @@ from stoker.worker.keeper.machine import Machine
 from stoker.worker.keeper.nursery import Nursery
 from stoker.worker.keeper.owner_pause import read_pause
 from stoker.worker.keeper.questions import Questions
+from stoker.worker.keeper.redetecting import DeviceChange, Redetecting
 from stoker.worker.keeper.state import Keeping, Leaving, Wishes
 from stoker.worker.keeper.underway import Site
 from stoker.worker.keeper.users import USERS, UserPool
@@ -88,6 +99,8 @@ class Worker:
     """Brings code, data and environments of jobs."""
     contents_at: str = ""
     """Where other machines get trees from it; empty: nowhere."""
+    detect: Callable[[], Capability] | None = None
+    """Looks at this machine again; nothing: what it had at the start is offered for good."""
 
 
 def keep(worker: Worker) -> int:
@@ -120,7 +133,11 @@ class Daemon:
         incarnation = self._inherited.incarnation or worker.new_word()
         self._claim_wait_s = 0.0
         self._looked_s = 0.0
+        self._incarnation = incarnation
         self._hello = self._hello_of(incarnation)
+        self._redetecting = (
+            Redetecting(worker.machine.offer, worker.detect, self._report_devices) if worker.detect else None
+        )
         leases = {lease.token: lease for lease in self._inherited.adopted}
         self._keeping = Keeping(wishes=worker.wishes, leases=leases)
         self._acting = Acting(self._hands(journal, incarnation), self._keeping)
@@ -139,6 +156,8 @@ class Daemon:
         try:
             self._perform([Greet(), *(TellStart(token=lease.token) for lease in self._inherited.adopted)])
             self._tell_supervisor(NotifySocket.ready)
+            if self._redetecting is not None:
+                self._redetecting.start()
             while True:
                 self._tell_supervisor(NotifySocket.alive)
                 self._look_around()
@@ -149,6 +168,8 @@ class Daemon:
                     return code
         finally:
             self._tell_supervisor(NotifySocket.ending)
+            if self._redetecting is not None:
+                self._redetecting.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
             self._acting.close()
@@ -176,6 +197,10 @@ class Daemon:
         """Decide, remember, then do; give the exit code if that is what is to be done."""
         if isinstance(happening, Greeted):
             self._claim_wait_s = happening.welcome.claim_wait_s
+        elif isinstance(happening, DevicesChanged):
+            self._hello = self._hello_of(self._incarnation)
+        elif isinstance(happening, Ended | NotBegun):
+            self._suspect_devices(happening)
         decision = decide(self._keeping, happening)
         self._keeping = decision.keeping
         self._acting.note(decision.keeping)
@@ -201,6 +226,20 @@ class Daemon:
         is_full = DISK in self._keeping.closed
         if bool(full) != is_full:
             self._report(Closed(now_s=now_s, by=DISK, why=full))
+
+    def _suspect_devices(self, happening: Ended | NotBegun) -> None:
+        """Look at the devices soon, after an attempt that was granted some failed or did not begin."""
+        lease = self._keeping.leases.get(happening.token)
+        has_failed = isinstance(happening, NotBegun) or not happening.end.is_completed
+        if self._redetecting is not None and has_failed and lease is not None and lease.grant.devices:
+            self._redetecting.hurry()
+
+    def _report_devices(self, change: DeviceChange) -> None:
+        """Called from the thread that looks at the devices."""
+        usable = len(self._worker.machine.capability.usable_devices)
+        slots = max(1, usable) if self._worker.slots is None else None
+        now_s = self._clock.boottime_s()
+        self._report(DevicesChanged(now_s=now_s, gone=change.gone, back=change.back, slots=slots))
 
     def _report(self, happening: Happening) -> None:
         self._happenings.put(happening)

@@ -25,6 +25,7 @@ from stoker.worker.keeper.happenings import (
     AskedToEnd,
     Began,
     Closed,
+    DevicesChanged,
     Ended,
     Fatal,
     Given,
@@ -330,6 +331,17 @@ def _take_closing(turn: Turn, closed: Closed) -> None:
         _give_all_back(turn, closed.why)
 
 
+def _take_devices(turn: Turn, devices: DevicesChanged) -> None:
+    """Say hello again, with what the machine offers now. An attempt on a device that is gone fails by itself."""
+    if devices.gone:
+        turn.tell("devices_gone", devices=list(devices.gone))
+    if devices.back:
+        turn.tell("devices_back", devices=list(devices.back))
+    if devices.slots is not None:
+        turn.now_knows(wishes=changed(turn.keeping.wishes, slots=devices.slots))
+    turn.do(Greet())
+
+
 def _take_leave(turn: Turn, asked: AskedToEnd) -> None:
     keeping = turn.keeping
     if keeping.leaving is Leaving.NO:
@@ -402,5 +414,6 @@ _TAKERS: dict[type, Callable[[Turn, Any], None]] = {
     Settled: _take_settlement,
     WentStale: _take_staleness,
     Closed: _take_closing,
+    DevicesChanged: _take_devices,
     AskedToEnd: _take_leave,
 }

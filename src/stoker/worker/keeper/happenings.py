@@ -142,6 +142,17 @@ class Closed:
 
 
 @frozen
+class DevicesChanged:
+    """Devices of this machine are gone, or there again; the machine's offer says so already."""
+
+    now_s: float
+    gone: tuple[str, ...]
+    back: tuple[str, ...]
+    slots: int | None
+    """How many jobs at once there are devices for; nothing: that was asked for."""
+
+
+@frozen
 class AskedToEnd:
     """A signal: the first time everything is given back, the second time it ends now."""
 
@@ -164,5 +175,6 @@ Happening = (
     | Settled
     | WentStale
     | Closed
+    | DevicesChanged
     | AskedToEnd
 )

@@ -13,7 +13,7 @@ from stoker.worker.keeper.state import LastWord
 
 @frozen
 class Greet:
-    """Say hello again: the coordinator does not know us."""
+    """Say hello again: the coordinator does not know us, or not what this machine has now."""
 
 
 @frozen

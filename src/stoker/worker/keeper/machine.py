@@ -23,6 +23,7 @@ from stoker.plan.device.held_base import held_base
 from stoker.plan.device.variables import HIDDEN, device_variables
 from stoker.wire.leasing import Grant, Measured
 from stoker.worker.keeper.checking import Look
+from stoker.worker.keeper.redetecting import Offer
 from stoker.worker.preparing.code import python_beside, refusal_of
 from stoker.worker.program_order import RECIPE
 from stoker.worker.secrets_file import FILE, FoundSecrets, find_secrets
@@ -32,7 +33,7 @@ from stoker.worker.secrets_file import FILE, FoundSecrets, find_secrets
 class Machine:
     """What a keeper needs of where it runs."""
 
-    capability: Capability
+    offer: Offer
     catalogue: Catalogue
     environment: Mapping[str, str]
     own_prefix: str
@@ -43,6 +44,11 @@ class Machine:
     """Trees whose code alone is run here; none: any."""
     memory: Callable[[], Memory] = memory_here
     disk: Callable[[str], int] = free_bytes
+
+    @property
+    def capability(self) -> Capability:
+        """What it offers now."""
+        return self.offer.capability
 
     def look(self, grant: Grant) -> Look:
         """See whether what a job needs is here now."""

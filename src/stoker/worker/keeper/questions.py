@@ -11,6 +11,7 @@ import random
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from stoker.model.clock import Clock
@@ -153,8 +154,9 @@ class Questions:
         pauses = Pauses()
         is_told = False
         while not self._is_closed.is_set():
+            hello = self._hello()
             try:
-                welcome = told_as_bug(self._say_hello)
+                welcome = told_as_bug(partial(self._say_hello, hello))
             except StokerError as error:
                 if not _is_passing(error):
                     self._report(Fatal(now_s=self._clock.boottime_s(), error=error))
@@ -165,12 +167,15 @@ class Questions:
                 self._is_closed.wait(pauses.failed())
             else:
                 self._report(Greeted(now_s=self._clock.boottime_s(), welcome=welcome))
-                break
+                if self._hello() is hello:
+                    break
+                # What the machine offers changed meanwhile.
+                pauses = Pauses()
         self._is_greeting = False
 
-    def _say_hello(self) -> Welcome:
+    def _say_hello(self, hello: Hello) -> Welcome:
         holdings = self._held()
-        welcome = self._lines.words.hello(self._hello().model_copy(update={"holdings": holdings}))
+        welcome = self._lines.words.hello(hello.model_copy(update={"holdings": holdings}))
         self._told = holdings
         return welcome
 

@@ -10,10 +10,10 @@ import re
 
 from stoker.hardware.probes.asking import Reply, Silent
 from stoker.hardware.probes.cells import is_absent, size_cell, text_cell
-from stoker.hardware.probes.noticing import garbage, silence, trouble
+from stoker.hardware.probes.noticing import DEVICE_LOST, garbage, silence, trouble
 from stoker.hardware.probes.sighting import Sighting, Statement, tidy_pci
 from stoker.model.capability import ProbeFinding
-from stoker.model.devices import Backend
+from stoker.model.devices import Answer, Backend, Verdict
 from stoker.model.frozen import changed
 
 WITNESS = "nvidia-smi"
@@ -108,6 +108,7 @@ def _row(columns: list[str], line: str) -> tuple[Sighting | None, list[ProbeFind
             findings.append(garbage(WITNESS, f"{column} is {error}"))
     lost = [trouble(cell, WITNESS) for cell in cells if is_absent(cell) and "n/a" not in cell.lower()]
     findings.extend(one for one in lost if one is not None and one not in findings)
+    stopped = next((one.message for one in lost if one is not None and one.code == DEVICE_LOST), "")
     uuid, pci = text_cell(row.get("uuid", "")), tidy_pci(row.get("pci.bus_id", ""))
     name = text_cell(row.get("name", ""))
     if not (uuid or pci or name):
@@ -125,6 +126,7 @@ def _row(columns: list[str], line: str) -> tuple[Sighting | None, list[ProbeFind
             driver=text_cell(row.get("driver_version", "")),
             capability=text_cell(row.get("compute_cap", "")),
             is_split=row.get("mig.mode.current", "").strip("[] ").lower() == "enabled",
+            works=Answer(verdict=Verdict.NO, why=stopped) if stopped else None,
         ),
         findings,
     )
