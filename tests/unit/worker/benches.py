@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
 from stoker.host.http.client import Urllib3Transport
 from stoker.host.http.settings import HttpSettings
-from stoker.model.clock import SystemClock
+from stoker.model.clock import Clock, SystemClock
 from stoker.store.download.stop import Stop
 from stoker.store.hub.hub import Hub
 from stoker.store.local import LocalStore
@@ -58,6 +58,8 @@ class MachineAlone:
         self.opened.append(self)
         self.stop = Stop()
         self.told: list[Told] = []
+        self.open_hub: Callable[..., Any] = _no_hub
+        self.clock: Clock = CLOCK
         self._transport = Urllib3Transport(HttpSettings(no_proxy=("*",), connect_s=2.0))
         self.client = FleetClient(
             self._transport, url or "http://127.0.0.1:9", clock=CLOCK, patience=Patience(answer_s=10.0, retry_s=0.0)
@@ -70,9 +72,9 @@ class MachineAlone:
             data=self.data,
             maker=self.maker,
             origins=CoordinatorAlone(self.client, self._transport),
-            open_hub=_no_hub,
+            open_hub=self.open_hub,
             stop=self.stop,
-            clock=CLOCK,
+            clock=self.clock,
             say=self.told.append,
         )
         return Bringing(bench, wanted).run()

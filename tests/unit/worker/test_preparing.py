@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from stoker.host.identity import mine, of_pid
-from stoker.model.errors import Terminated
+from stoker.model.clock import FakeClock
+from stoker.model.errors import NetworkFailed, NotOnServer, Terminated
 from stoker.model.frozen import changed
 from stoker.store.local_files import digest_path
-from stoker.wire.orders import EnvironmentChoice, InputKind
+from stoker.wire.orders import EnvironmentChoice, InputBody, InputKind
 from stoker.worker.environments.answers import Impossible, Ready
 from stoker.worker.environments.shelf import key_of
 from stoker.worker.environments.sources import gather
@@ -330,3 +331,35 @@ def test_a_link_that_is_cut_is_waited_for_and_gone_on_with(
         relay.cuts = [50, 300, 1 << 20]
         assert lab_in(tmp_path, relay.url).bring(wanting(inputs=(body,))).end == "ready"
         assert relay.cut_count >= 2
+
+
+class HubAway:
+    """A hub that is away for a number of questions, and then has no such thing."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def files(self, *_: object) -> object:
+        self.times -= 1
+        if self.times < 0:
+            raise NotOnServer("no such repository")
+        raise NetworkFailed("the hub refused the connection")
+
+
+def repository_input() -> InputBody:
+    return InputBody(where="env:DATA", kind=InputKind.REPO, name="data", repo=f"org/data@{'c' * 40}")
+
+
+def test_a_hub_that_is_away_for_a_while_is_waited_for_and_each_time_it_is_told(desk):
+    desk.clock, desk.open_hub = FakeClock(), lambda *_: HubAway(60)
+    told = desk.bring(wanting(inputs=(repository_input(),)))
+    assert (told.reason, told.lasts) == ("data", True)
+    waits = [one.line for one in desk.told if one.line.startswith("waits:")]
+    assert waits == ["waits: the hub refused the connection"] * 60
+
+
+def test_a_hub_that_stays_away_gives_the_job_back_in_the_end(desk):
+    desk.clock, desk.open_hub = FakeClock(), lambda *_: HubAway(10_000)
+    told = desk.bring(wanting(inputs=(repository_input(),)))
+    assert (told.reason, told.lasts, told.message) == ("preparing", False, "the hub refused the connection")
+    assert 120 < desk.clock.monotonic_s() < 130
