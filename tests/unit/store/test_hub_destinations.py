@@ -174,6 +174,16 @@ def test_a_folder_on_another_file_system_gets_files_of_its_own(scene: Scene, mon
     assert statuses(scene.fetch(out=str(out))) == {Status.CACHED}
 
 
+def test_no_lock_stays_beside_the_files_of_a_folder_not_even_that_of_a_killed_process(scene: Scene, monkeypatch):
+    monkeypatch.setattr("stoker.store.hub.repository.device_of", hash)
+    out = scene.folder / "elsewhere"
+    assert first_cause(scene.fetch(out=str(out))) is None
+    assert list(out.rglob("*.lock")) == []
+    (out / "model.bin.lock").write_bytes(b'{"identity":')
+    assert statuses(scene.fetch(out=str(out))) == {Status.CACHED}
+    assert list(out.rglob("*.lock")) == []
+
+
 def test_a_folder_on_another_file_system_is_copied_from_the_cache(scene: Scene, monkeypatch):
     scene.fetch()
     scene.downloads()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.model.clock import FakeClock
 from stoker.model.errors import (
     AuthRefused,
     BadAnswer,
@@ -16,6 +17,7 @@ from stoker.model.errors import (
 )
 from stoker.model.events import Kinds
 from stoker.model.frozen import changed
+from stoker.store.download.patience import Patience
 from stoker.store.download.wanted import Status
 from stoker.store.hub.blobs import BlobJudge
 from stoker.store.hub.repo_file import RepoFile, Revision
@@ -269,6 +271,18 @@ def test_a_network_that_is_gone_is_noticed_after_a_few_files(scene: Scene):
     assert isinstance(first_cause(outcomes), NetworkFailed)
     assert len(outcomes) == 300
     assert len(scene.fake.asked) < 300
+
+
+def test_many_files_of_a_server_that_stays_away_are_waited_for_once_together(scene: Scene):
+    hub, clock = scene.hub(), FakeClock()
+    hub.patience, hub.tools = Patience(no_progress_s=120), changed(hub.tools, clock=clock)
+    scene.fake.repository("org/name").commit(small_files(60, 10))
+    revision = hub.resolve(REPO)
+    files = hub.files(REPO, revision.commit)
+    scene.fake.tamper = lambda asked, answer: Answer(503)
+    outcomes = fetch_repository(hub, Order(repo=REPO, revision=revision, files=files, workers=1))
+    assert len([one for one in outcomes if isinstance(one.error, NetworkFailed)]) == 60
+    assert clock.monotonic_s() == pytest.approx(120.0)
 
 
 def test_credentials_go_to_the_hub_and_never_to_where_it_leads(scene: Scene):

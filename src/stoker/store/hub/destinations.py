@@ -17,6 +17,8 @@ from stoker.model.digests import Digest
 from stoker.model.errors import NoPermission
 from stoker.model.events import Event, Kinds
 from stoker.model.frozen import frozen
+from stoker.store.download.hold import sweep_lock
+from stoker.store.download.places import LOCK, beside
 from stoker.store.download.preview import is_plain_file, seems_there
 from stoker.store.download.tools import Tools
 from stoker.store.download.wanted import Landing, Status
@@ -174,6 +176,7 @@ class FolderDestination:
             return None
         found = _look_plainly(self._judge, self.path(file), file)
         if found is not None:
+            self._sweep_lock(file)
             return found
         cached = self._in_cache(file)
         if cached is None:
@@ -197,6 +200,13 @@ class FolderDestination:
                 self._judge.remember(self.path(file), file, sha256)
             elif self._cached is not None and _look_plainly(self._judge, self.path(file), file) is None:
                 put_file(self._cached.blob(file), self._folder, file.path)
+
+    def _sweep_lock(self, file: RepoFile) -> None:
+        """Delete the lock that a killed process left beside a finished file."""
+        below, _, leaf = file.path.rpartition("/")
+        if os.path.lexists(os.path.join(self._folder, below, beside(leaf, LOCK))):
+            with AnchoredFolder.open(self._folder, below) as folder:
+                sweep_lock(folder, leaf)
 
     def _in_cache(self, file: RepoFile) -> There | None:
         try:
