@@ -480,3 +480,10 @@ def test_an_answer_that_cannot_be_used_is_not_asked_for_half_an_hour(scene):
     with pytest.raises(HashMismatch):
         scene.fetch(patience=Patience())
     assert len(scene.transport.requests) == 3
+
+
+def test_after_a_forced_fetch_only_one_that_is_not_forced_resumes(scene):
+    scene.script(scene.cut(HALF), *[ConnectionRefusedError(errno.ECONNREFUSED, "refused")] * 5)
+    with pytest.raises(NetworkFailed) as over:
+        scene.fetch(patience=Patience(attempts=1), force=True)
+    assert over.value.hint.endswith("the same command without force resumes")

@@ -5,11 +5,13 @@ An error is known by its code and by the `reason` in its data.
 
 from __future__ import annotations
 
-from stoker.model.errors import NetworkFailed, StokerError
+from stoker.model.errors import NetworkFailed, RateLimited, StokerError
 
 _LISTS = "lists what there is"
 _NO_HUB = "HF_ENDPOINT or --base-url names another hub or a mirror; --offline takes what is on this machine"
 _NO_HUB_FOR_JOB = "HF_ENDPOINT names another hub or a mirror; {argument}=FOLDER takes what is on this machine"
+_SAME = "the same command"
+_RESUMES = f"{_SAME} tries again, and what came before is kept"
 _NOT_REACHED = frozenset({"dns", "refused", "unreachable", "connect_timeout"})
 _HINTS = {
     ("not_on_server", "offline"): "without --offline it is fetched",
@@ -28,6 +30,10 @@ def hinted(error: StokerError) -> StokerError:
     """Add to an error's hint what the command line offers about it, once."""
     if _is_unreached(error):
         error.hint = f"check this computer's network; {_NO_HUB}"
+    is_passing = isinstance(error, NetworkFailed | RateLimited) and not error.data.get("is_lasting")
+    if is_passing and _SAME not in error.hint:
+        # Nothing of this file came in this run; others may have come, or a part of it before.
+        error.hint = f"{error.hint}; {_RESUMES}" if error.hint else _RESUMES
         return error
     more = _HINTS.get((error.code, str(error.data.get("reason"))), "")
     if more and more not in error.hint and _LISTS not in error.hint:

@@ -36,3 +36,11 @@ def test_a_job_is_offered_what_a_job_takes_where_the_hub_is_not_reached() -> Non
     told = hinted_for_job(error, "base").hint
     assert ("--" in told, "base=FOLDER" in told, "HF_ENDPOINT" in told) == (False, True, True)
     assert hinted_for_job(NetworkFailed("slow", hint="wait", is_hub=True, reason="slow"), "base").hint == "wait"
+
+
+def test_a_network_that_failed_is_followed_by_how_to_resume_once() -> None:
+    told = "look; the same command tries again, and what came before is kept"
+    assert hinted(hinted(NetworkFailed("refused", hint="look"))).hint == told
+    kept = "what came is kept (1 B of 2 B): the same command resumes"
+    assert hinted(NetworkFailed("refused", hint=kept)).hint == kept
+    assert hinted(NetworkFailed("bad certificate", hint="look", is_lasting=True)).hint == "look"
