@@ -21,7 +21,7 @@ JOBS = 2
 
 def main() -> int:
     bench = harness.start("fences", __doc__.splitlines()[0])
-    judged = list(judge_all(FENCES[:1] if bench.quick else FENCES, JOBS))
+    judged = list(judge_all(FENCES[:1], 1) if bench.quick else judge_all(FENCES, JOBS))
     bench.verdicts = [["fence", "the test that turned red"]]
     bench.verdicts += [[one.fence.name, f"`{one.red}`" if one.red else "**none**"] for one in judged]
     bench.rows.append(

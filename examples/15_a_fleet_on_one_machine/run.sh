@@ -54,8 +54,8 @@ workers+=($!)
 say 'stoker work --name board --declare cores=1,ram=1G,gpus=0 &'
 stoker work --name board --declare cores=1,ram=1G,gpus=0 >"$STOKER_HOME/board.log" 2>&1 &
 workers+=($!)
-until_true stoker machines show tower
-until_true stoker machines show board
+until_true grep -q "joined as tower" "$STOKER_HOME/tower.log"
+until_true grep -q "joined as board" "$STOKER_HOME/board.log"
 
 # It ends with 1: one job waits for a machine that is not here.
 code=0

@@ -123,7 +123,7 @@ def test_a_benchmark_that_fails_is_recorded_as_failed_and_the_next_one_follows(t
     before = json.loads((copy / "results.json").read_text())["gang_gpu"]["rows"]
     (copy / "gang_gpu.py").write_text('"""How soon?"""\nraise RuntimeError("broken")\n')
     (copy / "detection.py").write_text('"""How long?"""\nimport time\ntime.sleep(60)\n')
-    words = ["--record", "--limit", "5", "--bench", tmp_path / "bench", "gang_gpu", "detection", "gpu_tests"]
+    words = ["--record", "--limit", "5", "--bench", str(tmp_path / "bench"), "gang_gpu", "detection", "gpu_tests"]
     done = subprocess.run(
         [sys.executable, copy / "run_all.py", *words], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )

@@ -28,6 +28,7 @@ _MESSAGE_BYTES = 1 << 20
 def main() -> None:
     """Import, then fork for every message until nobody can send one any more."""
     _import_rooms()
+    import_module("stoker.model.frozen").compile_constructors()
     # Collecting would write to every page that forks share.
     gc.collect()
     gc.freeze()

@@ -28,6 +28,7 @@ from stoker.host.forking import HANDLED, has_ended, reap, signal_child
 from stoker.host.imports import watch_imports
 from stoker.host.process_table import ProcessRow, read_row
 from stoker.host.zygote_child import Ends, run_forked
+from stoker.model.frozen import compile_constructors
 
 # While something is being ended, this often is looked whether it has.
 _LOOK_AGAIN_S = 0.01
@@ -136,6 +137,7 @@ class Zygote:
         os.close(life_fd)
         preload_s = time.monotonic() - started_s
         warnings += _threads_left()
+        compile_constructors()
         gc.collect()
         gc.freeze()
         self._own_children = frozenset(self._children())

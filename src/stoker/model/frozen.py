@@ -69,6 +69,12 @@ def _build(cls: type[T], *, by_name: bool) -> type[T]:
     return made  # type: ignore[no-any-return]
 
 
+def compile_constructors() -> None:
+    """Compile every constructor now: for a process that forks, each of whose children would compile its own."""
+    while _WAITING:
+        _WAITING.pop()()
+
+
 def fields_of(of: object) -> dict[str, Any]:
     """Give a frozen object's fields by name, in declared order."""
     slots: tuple[str, ...] = type(of).__slots__  # type: ignore[attr-defined]  # every frozen class has them
@@ -80,15 +86,24 @@ def changed(of: T, **fields: Any) -> T:
     return type(of)(**{**fields_of(of), **fields})
 
 
+_WAITING: list[Callable[[], None]] = []
+"""What compiles the constructor of each class, until `compile_constructors` has."""
+
+
 def _compiled_at_first(
     made: Any, names: tuple[str, ...], defaults: dict[str, Any], *, by_name: bool
 ) -> Callable[..., None]:
     """Return a constructor that, when it is called, puts the compiled one in its place and calls that."""
 
     def __init__(self: object, *values: Any, **fields: Any) -> None:  # noqa: N807 - it is one
-        made.__init__ = constructor = _constructor(made, names, defaults, by_name=by_name)
-        constructor(self, *values, **fields)
+        compile_now()
+        made.__init__(self, *values, **fields)
 
+    def compile_now() -> None:
+        if made.__init__ is __init__:
+            made.__init__ = _constructor(made, names, defaults, by_name=by_name)
+
+    _WAITING.append(compile_now)
     return __init__
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from stoker.model.frozen import changed, fields_of, fresh, frozen, frozen_by_position
+from stoker.model.frozen import changed, compile_constructors, fields_of, fresh, frozen, frozen_by_position
 
 
 @frozen
@@ -157,6 +157,21 @@ def test_a_constructor_is_compiled_when_the_first_object_is_made_and_not_before(
     assert Late.__init__ is compiled
     assert first == second
     assert first.parts is not second.parts
+
+
+def test_a_process_that_forks_can_compile_all_constructors_before() -> None:
+    @frozen
+    class Shared:
+        size: int
+
+    at_import = Shared.__init__
+    compile_constructors()
+    compiled = Shared.__init__
+    assert compiled is not at_import
+    assert Shared(size=2).size == 2
+    assert Shared.__init__ is compiled
+    compile_constructors()
+    assert Shared.__init__ is compiled
 
 
 def test_the_first_object_refuses_what_every_other_does() -> None:
