@@ -179,7 +179,7 @@ def test_a_person_joins_gets_a_token_of_their_role_and_nothing_more(lines: Lines
     ada = lines.open(token=joined["token"])
     submit(ada, "adas")
     assert fleet.queue.reader.story("adas").job.submitter == "ada (me@desk)"
-    assert ada.ask("POST", "/v1/jobs/adas/cancel", {})[0] == 403
+    assert ada.ask("POST", "/v1/jobs/adas/pin", {})[0] == 403
     assert ada.ask("POST", "/v1/invites", {})[0] == 403
     hosts = {"jobs": [order("adas-hosts").model_dump(mode="json")], "hosts": [{"name": "lab1"}]}
     assert ada.ask("POST", "/v1/jobs", hosts)[0] == 403
