@@ -36,7 +36,8 @@ port, path, heard, mark = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4
 welcome = {"worker": "victim", "generation": 1, "heartbeat_s": 1, "lease_s": 9, "start_s": 9, "claim_wait_s": 1,
            "server_s": 0, "version": "x"}
 grant = {"job": "0" * 64, "attempt": 1, "epoch": 1, "generation": 1, "name": "evil", "recipe": "command",
-         "args": {"argv": ["touch", mark]}, "identity": {"argv": ["touch", mark]}, "folder": "/", "lease_s": 9, "start_s": 9}
+         "args": {"argv": ["touch", mark]}, "identity": {"argv": ["touch", mark]}, "folder": "/",
+         "lease_s": 9, "start_s": 9}
 renewed = {"lease_s": 9, "heartbeat_s": 1, "generation": 1, "server_s": 0}
 claimed = {"grants": [grant], "generation": 1}
 answers = {"/v1/hello": welcome, "/v1/claims": claimed, "/v1/renewals": renewed}
@@ -173,8 +174,10 @@ def test_an_impostor_on_port_and_socket_gets_no_byte_and_starts_nothing(base: Pa
         held.callback(finish, serving)
         held.callback(serving.send_signal, signal.SIGTERM)
         with FleetDesk(url, desk.home) as fleet:
-            fleet.submit("after", "/bin/sh", "-c", "true", folder=desk.folder)
+            script = "env > seen; cat /proc/$PPID/environ >> seen"
+            fleet.submit("after", "/bin/sh", "-c", script, folder=desk.folder)
             wait_until(lambda: fleet.states()["after"] == ("completed", "victim"))
+        assert TOKEN.encode() not in (desk.folder / "seen").read_bytes()
     assert heard.read_bytes() == b""
     assert not mark.exists()
 
@@ -188,5 +191,6 @@ def test_another_user_learns_only_that_it_serves(base: Path, index: Path):
         found = json.loads(out)
         assert found.pop("GET /v1/health") == 200
         assert found.pop("socket") == "PermissionError"
+        assert found.pop("POST /v1/job/claim") == 404, "system A's routes are off"
         assert set(found.values()) == {401}, found
         assert shell.stoker("status").code == 0

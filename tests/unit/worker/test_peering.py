@@ -140,6 +140,12 @@ def test_nothing_listens_beyond_loopback_without_tls(store: LocalStore) -> None:
     assert "no certificate" in str(share_trees("https://192.0.2.1:1", None, store, clock=CLOCK, admits=lambda _: True))
 
 
+def test_a_worker_without_a_certificate_serves_no_trees_on_loopback_either(store: LocalStore) -> None:
+    for identity in (None, FleetIdentity(sockets=("/run/mine/7717.sock",))):
+        told = share_trees("http://127.0.0.1:7717", identity, store, clock=CLOCK, admits=lambda _: True)
+        assert told == "this worker has no certificate of the fleet"
+
+
 def test_a_file_that_grows_is_passed_on_as_it_comes(store: LocalStore) -> None:
     os.makedirs(store.places.incoming)
     part = Path(store.places.incoming, f"{DIGEST}{PART}")
