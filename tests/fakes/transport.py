@@ -27,6 +27,8 @@ class Scripted:
     body: bytes = b""
     stalls_after: int | None = None
     """Says nothing more after so many bytes of the body, until somebody cuts it."""
+    on_stall: Callable[[], None] | None = None
+    """Called when a read begins to wait there."""
     is_without_length: bool = False
 
     def all_fields(self) -> tuple[tuple[str, str], ...]:
@@ -96,6 +98,7 @@ class FakeReply:
         self._left_bytes = framing(request.method, answer.status, self.headers).length_bytes
         self._rest = memoryview(b"" if self._left_bytes == 0 else answer.body)
         self._stalls_at = None if answer.stalls_after is None else len(answer.body) - answer.stalls_after
+        self._on_stall = answer.on_stall
         self._is_cut = threading.Event()
         self._failure: StokerError | None = None
 
@@ -113,6 +116,8 @@ class FakeReply:
 
     def _next(self, at_most_bytes: int) -> bytes:
         if self._stalls_at == len(self._rest):
+            if self._on_stall is not None:
+                self._on_stall()
             self._is_cut.wait()
         if self._is_cut.is_set():
             raise Aborted

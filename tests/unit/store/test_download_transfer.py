@@ -400,8 +400,8 @@ def test_asking_to_stop_keeps_what_is_there_and_lets_go_of_the_lock(scene, error
 
 
 def test_asking_to_stop_wakes_a_read_that_waits(scene):
-    scene.script(lambda request: _stalling(served(request, LARGE)))
-    threading.Timer(0.05, lambda: scene.stop.ask(Cancelled("interrupted"))).start()
+    asking = threading.Thread(target=lambda: scene.stop.ask(Cancelled("interrupted")))
+    scene.script(lambda request: _stalling(served(request, LARGE), asking.start))
     with pytest.raises(Cancelled):
         scene.fetch()
     assert scene.beside(".part").stat().st_size == HALF
@@ -435,8 +435,8 @@ def test_a_transport_that_breaks_before_any_answer_is_tried_again(scene):
     assert len(scene.transport.requests) == 3
 
 
-def _stalling(answer):
-    return Scripted(status=answer.status, fields=answer.fields, body=answer.body, stalls_after=HALF)
+def _stalling(answer, on_stall):
+    return Scripted(status=answer.status, fields=answer.fields, body=answer.body, stalls_after=HALF, on_stall=on_stall)
 
 
 def test_an_outage_of_minutes_is_waited_out_and_every_pause_is_told(scene):
