@@ -9,11 +9,14 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stoker.host.other_user import why_not_allowed
 from stoker.host.user_processes import processes_of
+from stoker.model.ids import job_id
+from stoker.wire.orders import JobOrder, Submission
 from tests.system.fleet_desk import FleetDesk
 from tests.system.shell import PATIENCE_S, Shell, wait_until
 from tests.unit.worker.tiny_wheels import wheel
@@ -136,16 +139,30 @@ json.dump(told, open(os.environ["STOKER_OUT"] + "/told.json", "w"))
 """
 
 
-def test_environments_of_jobs_are_built_as_their_users_and_no_file_of_root_is_read_for_them(shell: Shell):
-    good, evil = shell.folder / "good", shell.folder / "evil"
+def write_projects(good: Path, evil: Path) -> None:
+    """Write a project with an environment, and one that has the environment's files lead to a file of root."""
     wheel(str(good / "wheels"), "alpha")
     (good / "requirements.txt").write_text("--find-links wheels\nalpha==1.0\n")
     (evil / "home/state").mkdir(parents=True)
-    # It passes for a file of the project, until somebody expands the variable.
+    # It passes for a file of the project, until a program expands the variable.
     (evil / "home/state/secrets.env").write_text("")
     (evil / "requirements.txt").write_text("-r ${STOKER_HOME}/../home/state/secrets.env\n")
     for folder in (good, evil):
         (folder / "train.py").write_text(ENVIRONMENT)
+        (folder / "data.txt").write_text(folder.name)
+
+
+def spying(path: Path, folder: Path) -> Submission:
+    """Order a program that declares a file of root as its input: its digest would stand in the result's record."""
+    args: dict[str, Any] = {"argv": ["true"], "inputs": [str(path)], "params": {}}
+    wanted = job_id(recipe="command", schema_version=1, args=args)
+    order = JobOrder(id=wanted, name="spy", recipe="command", folder=str(folder), args=args, identity=args)
+    return Submission(jobs=(order,))
+
+
+def test_environments_of_jobs_are_built_as_their_users_and_no_file_of_root_is_read_for_them(shell: Shell):
+    good, evil = shell.folder / "good", shell.folder / "evil"
+    write_projects(good, evil)
     shell.env |= {"UV_OFFLINE": "1", "UV_NO_INDEX": "1"}
     serving = shell.start("serve", "--listen", "127.0.0.1:0", "--json")
     assert serving.stdout is not None
@@ -153,11 +170,21 @@ def test_environments_of_jobs_are_built_as_their_users_and_no_file_of_root_is_re
     (shell.home / "state/secrets.env").write_text("MY_TOKEN = 'of root alone'\n")
     (shell.home / "state/secrets.env").chmod(0o600)
     working = shell.start("work", "--join", url, "--slots", "2", "--run-as", f"{FIRST}-{SECOND}", "--name", "jail")
+    users = shell.home / "state/worker/jail/users"
     try:
         with FleetDesk(url, shell.home) as desk:
+            desk.client.submit(spying(shell.home / "state/secrets.env", shell.folder))
             work = shell.folder
             for shell.folder in (good, evil):
-                words = ("--name", shell.folder.name, "--env", "requirements.txt", "-y", "memory=256M")
+                words = (
+                    "--name",
+                    shell.folder.name,
+                    "--env",
+                    "requirements.txt",
+                    "-y",
+                    "memory=256M",
+                    "inputs=data.txt",
+                )
                 done = shell.stoker("submit", *words, "--", "python", "train.py")
                 assert done.code == 0, done.err
             shell.folder = work
@@ -165,6 +192,9 @@ def test_environments_of_jobs_are_built_as_their_users_and_no_file_of_root_is_re
             wait_until(lambda: "other users" in shell.stoker("explain", "evil").out)
             assert desk.states()["good"][0] == "completed", shell.stoker("logs", "good").out
             assert desk.states()["evil"][0] == "pending"
+            wait_until(lambda: desk.states()["spy"][0] == "failed")
+            assert "did not come with the job" in shell.stoker("jobs", "show", "spy").out
+            wait_until(lambda: not list(users.glob("[0-9]*")))
             shown = "".join(shell.stoker(*words, "evil").out for words in (("logs",), ("explain",), ("jobs", "show")))
         assert shell.stoker("get", "good", "built").code == 0
     finally:

@@ -7,6 +7,7 @@ that, so does it.
 
 from __future__ import annotations
 
+import os
 import sys
 
 from stoker.assembly.house import Assembly
@@ -14,7 +15,6 @@ from stoker.host.other_user import OtherUser
 from stoker.model.frozen import changed
 from stoker.worker.attempt.assignment import Assignment
 from stoker.worker.attempt.running import run_attempt
-from stoker.worker.program_order import RECIPE
 
 
 def main() -> int:
@@ -36,9 +36,9 @@ def main() -> int:
         assembly.hidden = tuple(assignment.secrets.values())
         if assignment.run_as:
             assembly.run_as = OtherUser.from_dict(assignment.run_as)
-            if assignment.job.recipe != RECIPE:
-                # A cookbook's stages run as we do: of this machine they get what was brought for the job alone.
-                assembly.cache.readable = tuple(assignment.paths.values())
+            # We read as root, and tell digests: of this machine's files only what was brought for the job.
+            workspace = os.path.join(assembly.settings.home, "workspaces", assignment.run)
+            assembly.cache.readable = (*assignment.paths.values(), workspace)
             assembly.granted = given
         return run_attempt(assignment, desk=assembly.desk(), tools=lambda: assembly.tools, runs=assembly.settings.runs)
     finally:

@@ -432,6 +432,7 @@ def test_what_another_user_built_is_ours_and_that_user_can_not_change_it(open_pa
     writable = [one for one in found if not os.path.islink(one) and os.stat(one).st_mode & 0o022]
     assert not writable
     assert not os.path.exists(os.path.join(place, "build"))
+    assert os.stat(os.path.join(place, "project")).st_mode & 0o077 == 0
     probe = "import alpha, beta, os; print(alpha.VERSION, os.access(alpha.__file__, os.W_OK), os.getuid())"
     child = start_as(user, (ready.interpreter, "-c", probe), cwd="/", env={}, stdout=subprocess.PIPE)
     assert child.stdout is not None

@@ -85,10 +85,12 @@ def lay_out(sources: Sources, project: str, folder: str, *, reader: OtherUser | 
 
     With a `reader` they are opened with that user's rights: the project is a folder that others write to.
     """
+    with translated(folder):
+        os.makedirs(folder, mode=0o700)
     for path in sources.files:
         to = os.path.join(folder, path)
         with translated(to):
-            os.makedirs(os.path.dirname(to), mode=0o700, exist_ok=True)
+            os.makedirs(os.path.dirname(to), exist_ok=True)
             with reading_as(reader):
                 source = open_regular(os.path.realpath(os.path.join(project, path)))
             with source, open(to, "wb") as target:
