@@ -16,7 +16,8 @@ import pytest
 from stoker.host.other_user import why_not_allowed
 from stoker.host.user_processes import processes_of
 from stoker.model.ids import job_id
-from stoker.wire.orders import JobOrder, Submission
+from stoker.wire.orders import EnvironmentChoice, JobOrder, RequirementsBody, Submission
+from stoker.worker.environments.sources import gather
 from tests.system.fleet_desk import FleetDesk
 from tests.system.shell import PATIENCE_S, Shell, wait_until
 from tests.unit.worker.tiny_wheels import wheel
@@ -139,10 +140,14 @@ json.dump(told, open(os.environ["STOKER_OUT"] + "/told.json", "w"))
 """
 
 
-def write_projects(good: Path, evil: Path) -> None:
-    """Write a project with an environment, and one that has the environment's files lead to a file of root."""
+def write_projects(good: Path, evil: Path, mark: Path) -> None:
+    """Write a project with an environment, and one that has the environment's files lead to a file of root.
+
+    Whatever process imports the first one's code as root leaves a mark.
+    """
     wheel(str(good / "wheels"), "alpha")
     (good / "requirements.txt").write_text("--find-links wheels\nalpha==1.0\n")
+    (good / "sitecustomize.py").write_text(f"import os\nos.getuid() or open({str(mark)!r}, 'w')\n")
     (evil / "home/state").mkdir(parents=True)
     # It passes for a file of the project, until a program expands the variable.
     (evil / "home/state/secrets.env").write_text("")
@@ -150,6 +155,32 @@ def write_projects(good: Path, evil: Path) -> None:
     for folder in (good, evil):
         (folder / "train.py").write_text(ENVIRONMENT)
         (folder / "data.txt").write_text(folder.name)
+
+
+def smuggling(project: Path, tree: str) -> Submission:
+    """Order a recipe, which runs as the worker, with code and an environment that would be on its path."""
+    identity = {"value": 4}
+    digest = gather(str(project), "requirements.txt").digest
+    order = JobOrder(
+        id=job_id(recipe="toy/sum", schema_version=1, args=identity),
+        name="smuggler",
+        recipe="toy/sum",
+        args={**identity, "ledger": ""},
+        identity=identity,
+        code_tree=tree,
+        environment=(EnvironmentChoice(kind="requirements", path="requirements.txt", digest=digest),),
+        requirements=RequirementsBody(ram_bytes=1 << 28),
+    )
+    return Submission(jobs=(order,))
+
+
+def submit_from(folder: Path, shell: Shell) -> None:
+    """Submit a project's program with its environment, from its folder."""
+    work, shell.folder = shell.folder, folder
+    wishes = ("--name", folder.name, "--env", "requirements.txt", "-y", "memory=256M", "inputs=data.txt")
+    done = shell.stoker("submit", *wishes, "--", "python", "train.py")
+    shell.folder = work
+    assert done.code == 0, done.err
 
 
 def spying(path: Path, folder: Path) -> Submission:
@@ -162,7 +193,8 @@ def spying(path: Path, folder: Path) -> Submission:
 
 def test_environments_of_jobs_are_built_as_their_users_and_no_file_of_root_is_read_for_them(shell: Shell):
     good, evil = shell.folder / "good", shell.folder / "evil"
-    write_projects(good, evil)
+    mark = shell.home / "smuggled"
+    write_projects(good, evil, mark)
     shell.env |= {"UV_OFFLINE": "1", "UV_NO_INDEX": "1"}
     serving = shell.start("serve", "--listen", "127.0.0.1:0", "--json")
     assert serving.stdout is not None
@@ -174,24 +206,14 @@ def test_environments_of_jobs_are_built_as_their_users_and_no_file_of_root_is_re
     try:
         with FleetDesk(url, shell.home) as desk:
             desk.client.submit(spying(shell.home / "state/secrets.env", shell.folder))
-            work = shell.folder
-            for shell.folder in (good, evil):
-                words = (
-                    "--name",
-                    shell.folder.name,
-                    "--env",
-                    "requirements.txt",
-                    "-y",
-                    "memory=256M",
-                    "inputs=data.txt",
-                )
-                done = shell.stoker("submit", *words, "--", "python", "train.py")
-                assert done.code == 0, done.err
-            shell.folder = work
+            for folder in (good, evil):
+                submit_from(folder, shell)
             wait_until(lambda: desk.states()["good"][0] in ("completed", "failed"))
             wait_until(lambda: "other users" in shell.stoker("explain", "evil").out)
             assert desk.states()["good"][0] == "completed", shell.stoker("logs", "good").out
             assert desk.states()["evil"][0] == "pending"
+            desk.client.submit(smuggling(good, desk.client.job("good").attempts[-1].facts["code_tree"]))
+            wait_until(lambda: "the job brings its own" in shell.stoker("explain", "smuggler").out)
             wait_until(lambda: desk.states()["spy"][0] == "failed")
             assert "did not come with the job" in shell.stoker("jobs", "show", "spy").out
             wait_until(lambda: not list(users.glob("[0-9]*")))
@@ -202,6 +224,7 @@ def test_environments_of_jobs_are_built_as_their_users_and_no_file_of_root_is_re
             one.send_signal(signal.SIGTERM)
             one.communicate(timeout=PATIENCE_S)
     assert "of root alone" not in shown
+    assert not mark.exists()
     version, number, *may_write = json.loads(next((shell.folder / "built").rglob("told.json")).read_text())
     assert (version, may_write) == ("1.0", [False, False])
     assert number in (FIRST, SECOND)
