@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from stoker.faces.cli.fleet.serve import GRAMMAR as SERVE
+from stoker.faces.cli.fleet.serve_service import serve_words
 from stoker.faces.cli.fleet.work import GRAMMAR
 from stoker.faces.cli.fleet.work_service import install_work, worker_beside
 from stoker.launch.installing import Installer
@@ -81,3 +83,11 @@ def test_a_worker_of_another_fleet_stays_one(desk: Desk):
     desk.work("--join", "https://elsewhere:7717")
     assert desk.serve().after == ""
     assert '"--join" "https://elsewhere:7717"' in desk.unit()
+
+
+def test_a_coordinator_that_serves_system_a_is_installed_so() -> None:
+    given: dict[str, Any] = dict.fromkeys(option.key for option in SERVE.options)
+    given["system_a"] = True
+    call: Any = SimpleNamespace()
+    assert serve_words(call, given)[-1] == "--system-a"
+    assert "--system-a" not in serve_words(call, {**given, "system_a": False})
