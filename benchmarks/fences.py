@@ -21,7 +21,9 @@ JOBS = 2
 
 def main() -> int:
     bench = harness.start("fences", __doc__.splitlines()[0])
-    judged = list(judge_all(FENCES[:1], 1) if bench.quick else judge_all(FENCES, JOBS))
+    # in a smoke run one fence, whose tests need no database
+    quick = [fence for fence in FENCES if fence.tests[0].startswith("tests/unit/worker")][:1]
+    judged = list(judge_all(quick, 1) if bench.quick else judge_all(FENCES, JOBS))
     bench.verdicts = [["fence", "the test that turned red"]]
     bench.verdicts += [[one.fence.name, f"`{one.red}`" if one.red else "**none**"] for one in judged]
     bench.rows.append(

@@ -5,6 +5,7 @@ Whatever happens, what was built is closed and standard output is given back.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ from stoker.faces.cli.output import Output
 from stoker.model.errors import Usage
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from stoker.faces.cli.parts import Parts
 
 
@@ -42,13 +45,26 @@ def _perform(call: Call, words: list[str]) -> int:
     command, rest = find_command(words)
     if command is None:
         raise _unknown(words[0])
-    module = import_module(command.module)
+    module = _imported(command.module)
     if call.flags.help:
         call.out.line(module.GRAMMAR.help().rstrip("\n"))
         call.out.object({"command": command.words, "help": module.GRAMMAR.help()})
         return 0
     code: int = module.perform(call, module.GRAMMAR.parse(rest))
     return code
+
+
+def _imported(name: str) -> ModuleType:
+    """Import a command without looking for garbage meanwhile, and never look through what was imported again.
+
+    Everything that is made stays: eighty searches in a run of 300 ms took 14 ms and found nothing.
+    """
+    gc.disable()
+    try:
+        return import_module(name)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _unknown(word: str) -> Usage:
