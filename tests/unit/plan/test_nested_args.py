@@ -317,7 +317,7 @@ def test_runtime_leaves_of_records_stand_beside_them_on_their_way_and_only_decla
     made = cast("Recipe", SimpleNamespace(name="r", args=SCHEMA))
     leaves = SCHEMA.nested_runtime()
     assert leaves == ("model.trees.verbose",)
-    values = {**FILLED, "model": {"trees": {"count": 50, "depth": None, "verbose": True}, "rate": 1.0}}
+    values: dict[str, Any] = {**FILLED, "model": {"trees": {"count": 50, "depth": None, "verbose": True}, "rate": 1.0}}
     sent = without_runtime(values, leaves)
     assert sent["model"] == SCHEMA.identity(values, lambda _: "")["model"]
     assert sent["model.trees.verbose"] is True

@@ -84,11 +84,15 @@ def test_another_argument_than_the_one_in_the_identity_is_a_fault(
 
 def test_a_file_a_folder_and_a_repository_are_the_inputs_with_their_digests() -> None:
     content = {name: {"content": digest} for name, digest in (("f", f"sha256:{A}"), ("t", f"tree:{B}"))}
-    identity = {**content, "base": {"content": "repo:org/x@1"}, "many": [content["t"], {"content": f"tree:{C}"}]}
+    identity: dict[str, Any] = {
+        **content,
+        "base": {"content": "repo:org/x@1"},
+        "many": [content["t"], {"content": f"tree:{C}"}],
+    }
     args = {"f": "/a/rows.csv", "t": "/a", "base": "org/x", "many": ["/b", "/c"]}
-    file = {"where": "arg:f", "kind": "file", "tree": FILE, "name": "rows.csv", "size_bytes": 7}
-    repo = {"where": "arg:base", "kind": "repo", "repo": "org/x@1"}
-    good = [file, repo, tree("arg:t", B), tree("arg:many.0", B), tree("arg:many.1", C)]
+    file: dict[str, Any] = {"where": "arg:f", "kind": "file", "tree": FILE, "name": "rows.csv", "size_bytes": 7}
+    repo: dict[str, Any] = {"where": "arg:base", "kind": "repo", "repo": "org/x@1"}
+    good: list[dict[str, Any]] = [file, repo, tree("arg:t", B), tree("arg:many.0", B), tree("arg:many.1", C)]
     assert fault(identity, args, *good) == ""
     assert unproven_args(made(identity, args, *good)) == {}
     for at, forged in (

@@ -75,7 +75,7 @@ def test_a_file_that_is_not_what_the_id_names_starts_nothing(office: Office, tmp
     rows = tmp_path / "rows.csv"
     rows.write_text("1,2")
     unproven = {"inputs": [{"content": f"sha256:{hashlib.sha256(b'1,2').hexdigest()}"}]}
-    assert assigned(office, tmp_path / "one", unproven=unproven, inputs=[str(rows)])
+    assigned(office, tmp_path / "one", unproven=unproven, inputs=[str(rows)])
     rows.write_text("3,4")
     with pytest.raises(HashMismatch, match="not what the job was submitted with"):
         assigned(office, tmp_path / "two", unproven=unproven, inputs=[str(rows)])
