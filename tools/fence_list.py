@@ -349,9 +349,30 @@ FENCES = (
     Fence(
         "files are taken from whoever holds the job alone",
         "coordinator/service/file_routes.py",
-        "if not office.queue.is_current(token, who.name):",
+        "if not self._office.queue.is_current(token, who.name):",
         "if False:",
         ("tests/contract/test_fleet_api.py::test_a_stale_epoch_is_refused_by_every_word_and_every_file",),
+    ),
+    Fence(
+        "a machine without a lease sends nothing",
+        "coordinator/service/file_routes.py",
+        "if who.role is Role.WORKER and who.name and not self._office.queue.may_send(who.name):",
+        "if False:",
+        ("tests/fault/test_fleet_trust.py::test_a_machine_without_a_lease_gets_no_room_for_any_body",),
+    ),
+    Fence(
+        "what a request has beside its body is bounded",
+        "coordinator/service/connection.py",
+        "if self._framing_bytes > self.patience.head_bytes + self._body_bytes // 4:",
+        "if False:",
+        ("tests/unit/coordinator/test_service_connection.py::test_what_a_body_has_around_it_is_bounded_too",),
+    ),
+    Fence(
+        "all that is kept leaves the floor of the disk free",
+        "coordinator/keeping/keeping.py",
+        "if coming_bytes > free - floor_bytes:",
+        "if False:",
+        ("tests/unit/coordinator/test_keeping_contents.py::test_whatever_is_kept_leaves_the_floor_of_the_disk_free",),
     ),
     Fence(
         "a machine speaks for its own leases only",
