@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -129,6 +128,5 @@ def test_curves_that_are_too_long_are_not_carried_along(attempts: Attempts, monk
 
 def test_a_scratch_folder_with_curves_alone_is_removed_when_its_work_failed(sweeps: Sweeps) -> None:
     sweeps.run_line("n=1", program=("sh", "-c", 'echo "step=1 loss=0.5"; exit 3'))
-    assert json.dumps([str(one) for one in (sweeps.folder / "home").rglob(".curves*")]) == "[]"
     scratch = Path(sweeps.office.tools.scratch)
     assert not scratch.exists() or [one for one in scratch.iterdir() if not one.name.startswith(".")] == []
