@@ -217,12 +217,15 @@ class _Server(uvicorn.Server):
             made: asyncio.Protocol = make(config=config, server_state=self.server_state, app_state=self.lifespan.state)
             return made
 
+        def plain() -> asyncio.Protocol:
+            return Buffered(connect())
+
         servers: list[Any] = []
         if self.local is not None:
-            servers.append(await loop.create_unix_server(connect, sock=self.local, backlog=config.backlog))
+            servers.append(await loop.create_unix_server(plain, sock=self.local, backlog=config.backlog))
         for one in sockets or ():
             if self.tls is None:
-                servers.append(await loop.create_server(lambda: Buffered(connect()), sock=one, backlog=config.backlog))
+                servers.append(await loop.create_server(plain, sock=one, backlog=config.backlog))
             else:
                 limits: Any = {"handshake_s": self.patience.head_s, "crowd": self.patience.crowd}
                 servers.append(Accepting(one, connect, self.tls.context, backlog=config.backlog, **limits))
