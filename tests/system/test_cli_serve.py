@@ -173,7 +173,7 @@ def test_a_port_in_use_is_said_to_be(shell: Shell):
 def test_files_are_read_again_and_faults_leave_everything_as_it_was(shell: Shell, started):
     cluster = shell.folder / "cluster.yaml"
     cluster.write_text(CLUSTER)
-    served = serve(shell, started, "--cluster", cluster)
+    served = serve(shell, started, "--cluster", cluster, "--system-a")
     assert served.ready["notes"] == ["desk: new"]
     cluster.write_text(CLUSTER + "  - { name: lab, host: lab.local }\n")
     token = served.token()
