@@ -128,6 +128,18 @@ def until_it_says(process: subprocess.Popen[str], kind: str) -> dict[str, Any]:
             return said
 
 
+def nothing_is_reached(home: Shell, url: str) -> None:
+    """Have a worker and commands of a home try an address, and see what they say."""
+    with started(home, "work", "--join", url, "--name", "second", "--json") as second:
+        said = json.dumps(until_it_says(second, "away"))
+        assert "no process of this user listens" in said
+        assert f"belongs to user {ATTACKER}" in said
+    for words in (("jobs", "--at", url), ("submit", "--at", url, "--", "true")):
+        done = home.stoker(*words)
+        assert done.code == 34, done
+        assert "a coordinator of another user is reached over TLS" in done.err
+
+
 def test_an_impostor_on_port_and_socket_gets_no_byte_and_starts_nothing(base: Path, index: Path):
     homes = {name: Shell(base / name, index=index) for name in ("desk", "other")}
     taken, heard, mark = base / "taken", base / "heard", base / "mark"
@@ -154,14 +166,7 @@ def test_an_impostor_on_port_and_socket_gets_no_byte_and_starts_nothing(base: Pa
         try:
             assert impostor.stdout is not None
             assert impostor.stdout.readline() == "ready\n"
-            with started(other, "work", "--join", url, "--name", "second", "--json") as second:
-                said = json.dumps(until_it_says(second, "away"))
-                assert "no process of this user listens" in said
-                assert f"belongs to user {ATTACKER}" in said
-            for words in (("jobs", "--at", url), ("submit", "--at", url, "--", "true")):
-                done = other.stoker(*words)
-                assert done.code == 34, done
-                assert "a coordinator of another user is reached over TLS" in done.err
+            nothing_is_reached(other, url)
             assert desk.stoker("jobs", "--at", url).code == 34
             assert heard.read_bytes() == b""
         finally:

@@ -217,7 +217,7 @@ class _Server(uvicorn.Server):
             made: asyncio.Protocol = make(config=config, server_state=self.server_state, app_state=self.lifespan.state)
             return made
 
-        def plain() -> asyncio.Protocol:
+        def plain() -> Buffered:
             return Buffered(connect())
 
         servers: list[Any] = []
