@@ -8,9 +8,8 @@ Sequential is the same loop with one place.
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from stoker.model.artifacts import ArtifactRef
 from stoker.model.errors import BadInput, OutOfMemory, PlanDeadline, StageFailed, StokerError
 from stoker.model.retry import Again, Cause, decide_retry
 from stoker.model.units import format_duration
@@ -24,9 +23,9 @@ from stoker.plan.execution.launching import Elsewhere, JustMade, Launchpad, NotS
 from stoker.plan.execution.news import News
 from stoker.plan.execution.progress import Progress
 from stoker.plan.execution.queueing import Waiting
-from stoker.plan.execution.reading import Moment, Readers
+from stoker.plan.execution.reading import Moment, Reading
 from stoker.plan.execution.schedule import ENDED, Schedule, State
-from stoker.plan.graph import Node, Plan
+from stoker.plan.graph import Plan
 from stoker.plan.outcome import Ending, NodeResult, RunResult
 from stoker.plan.resolve import Execute, Resolver, Use
 from stoker.plan.run_folders import RunFolders
@@ -39,6 +38,7 @@ _LONGEST_NAP_S = 0.25
 # However many nodes are ready, the loop tells its news and looks around this often.
 _LONGEST_TURN_S = 0.1
 _MAX_REWINDS = 2
+_EDITED = "{} was edited while this ran; the run kept to the code as it was: run again for the new code"
 # Causes behind which there may be an input whose bytes vanished while the stage was reading.
 _BLAMED_ON_INPUTS = frozenset({Cause.USER, Cause.INPUT, Cause.IO, Cause.LOST})
 
@@ -84,8 +84,7 @@ class Executor:
             uses_devices=uses_devices,
             solo=options.solo,
         )
-        self._readers = Readers(engine.clock, self._attempts.wake)
-        self._read: dict[str, Mapping[str, str] | StokerError] = {}
+        self._reading = Reading(self._resolver, self._moment, engine.clock, self._attempts.wake)
         self._in_flight = InFlight(clock=engine.clock, grace_s=options.grace_s)
         self._tries: dict[str, int] = {}
         self._rewinds: dict[str, int] = {}
@@ -114,10 +113,6 @@ class Executor:
 
     def run(self) -> RunResult:
         """Run to the end, whatever the end is."""
-        with heeding(self._moment.heed):
-            return self._run()
-
-    def _run(self) -> RunResult:
         started_s = self._clock.monotonic_s()
         self._engine.cache.begin_run()
         for rank, node in enumerate(self._plan.nodes):
@@ -126,27 +121,25 @@ class Executor:
         deadline_s = None if limit_s is None else started_s + limit_s
         try:
             self._launchpad.refuse_the_impossible(self._plan.nodes)
-            self._start_what_can()
-            while not self._schedule.is_over:
-                self._wait()
-                self._look_around(deadline_s)
+            with heeding(self._moment.heed):
                 self._start_what_can()
+                while not self._schedule.is_over:
+                    self._wait()
+                    self._look_around(deadline_s)
+                    self._start_what_can()
         except BaseException:
             # Not even the journal could be written, or this is a bug: either way nothing of ours may go on alone.
             self._in_flight.drop_all()
             raise
         finally:
-            self._readers.stop_all()
+            self._reading.stop_all()
             self._attempts.close()
             self._launchpad.devices.close()
             self._engine.leases.give_back_all()
             self._engine.history.close()
         if self._rewinds:
             self._progress.collect_again()
-        self._warnings += (
-            f"{module} was edited while this ran; the run kept to the code as it was: run again for the new code"
-            for module in self._engine.cache.edited()
-        )
+        self._warnings += map(_EDITED.format, self._engine.cache.edited())
         return RunResult(
             nodes=self._progress.results,
             final=self._plan.final,
@@ -192,8 +185,9 @@ class Executor:
         inputs = self._progress.inputs_of(name)
         refs = {port: tuple(product.ref for product in given) for port, given in inputs.items()}
         needs_bytes = node.id in self._wanted or name in self._rewinds
-        decision = self._decide(name, node, refs, needs_bytes=needs_bytes)
+        decision = self._reading.decide(name, node, refs, needs_bytes=needs_bytes)
         if decision is None:
+            self._schedule.park(name)
             return
         if isinstance(decision, Use):
             self._use(name, decision)
@@ -208,21 +202,6 @@ class Executor:
             rank = self._schedule.rank(name)
             waiting = Waiting(name=name, node=node, execute=decision, inputs=inputs, rank=rank, needs=needs)
             self._launchpad.room.enter(waiting)
-
-    def _decide(
-        self, name: str, node: Node, refs: dict[str, tuple[ArtifactRef, ...]], *, needs_bytes: bool
-    ) -> Use | Execute | None:
-        """Decide at once, or have what that needs read beside the loop; None: it is considered again then."""
-        read = self._read.pop(name, None)
-        if isinstance(read, StokerError):
-            raise read
-        if read is not None:
-            return self._resolver.resolve(name, node, refs, needs_bytes=needs_bytes, read=read)
-        decision = self._moment.quickly(self._resolver.resolve, name, node, refs, needs_bytes=needs_bytes)
-        if decision is None:
-            self._schedule.park(name)
-            self._readers.begin(name, lambda: self._resolver.read(name, node, refs))
-        return decision
 
     def _expand(self, name: str) -> None:
         """Turn a fan-out whose list is known into its instances."""
@@ -356,8 +335,7 @@ class Executor:
         if cause is Cause.CANCELLED and (self._is_stopping or self._is_cancelled(name)):
             self._end_cancelled(name)
             return
-        if report.is_outdated:
-            self._tries[name] -= 1
+        self._tries[name] -= report.is_outdated
         is_lost = cause in _BLAMED_ON_INPUTS and not self._is_stopping and self._has_lost_inputs(running)
         if not self._is_stopping and (report.is_outdated or is_lost):
             self._schedule.park(name)
@@ -444,7 +422,7 @@ class Executor:
             return
         self._is_stopping = True
         self._in_flight.ask_all()
-        for name in [*self._launchpad.room.empty(), *self._asides.release_all(), *self._readers.stop_all()]:
+        for name in [*self._launchpad.room.empty(), *self._asides.release_all(), *self._reading.stop_all()]:
             self._schedule.unpark(name)
 
     def _land(self, execute: Execute) -> None:
@@ -474,13 +452,9 @@ class Executor:
             self._stop_for(PlanDeadline(f"the plan ran past its limit of {limit}"))
         if self._cancelled_nodes:
             self._cancel_nodes()
-        for name in self._asides.due(now_s):
+        for name in (*self._asides.due(now_s), *self._reading.ended()):
             self._schedule.unpark(name)
-        for name, read in self._readers.ended():
-            self._read[name] = read
-            self._schedule.unpark(name)
-        for name, text in self._readers.progress():
-            self._news.said(name, text)
+        self._reading.tell(self._news.said)
         for running in self._in_flight.watch():
             self._leave_behind(running, now_s)
         self._engine.leases.renew_due()

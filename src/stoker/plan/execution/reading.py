@@ -12,9 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
+from stoker.model.artifacts import ArtifactRef
 from stoker.model.clock import Clock
 from stoker.model.errors import Bug, StokerError
 from stoker.model.units import format_size
+from stoker.plan.graph import Node
+from stoker.plan.resolve import Execute, Resolver, Use
 from stoker.store.trees import ReadingStopped, heeding
 
 P = ParamSpec("P")
@@ -61,33 +64,50 @@ class Moment:
             self._left_bytes = None
 
 
-class Readers:
-    """The threads that read for the nodes of one run. Only the executor's loop uses it."""
+class Reading:
+    """Decisions about the nodes of one run, and the threads that read for them. Only the executor's loop uses it."""
 
-    def __init__(self, clock: Clock, wake: Callable[[], None]) -> None:
+    def __init__(self, resolver: Resolver, moment: Moment, clock: Clock, wake: Callable[[], None]) -> None:
+        self._resolver = resolver
+        self._moment = moment
         self._clock = clock
         self._wake = wake
         self._readers: dict[str, _Reader] = {}
+        self._outcomes: dict[str, Mapping[str, str] | StokerError] = {}
 
-    def begin(self, name: str, read: Callable[[], Mapping[str, str]]) -> None:
-        """Have a thread read for a node; the loop is woken when it has ended."""
-        reader = _Reader(told_s=self._clock.monotonic_s())
-        reader.thread = threading.Thread(target=self._read, args=(reader, read), name=f"read {name}", daemon=True)
-        self._readers[name] = reader
-        reader.thread.start()
+    def decide(
+        self, name: str, node: Node, inputs: Mapping[str, tuple[ArtifactRef, ...]], *, needs_bytes: bool
+    ) -> Use | Execute | None:
+        """Decide about a node at once, or have a thread read what that needs: None, ask again when it has ended.
 
-    def ended(self) -> list[tuple[str, Mapping[str, str] | StokerError]]:
-        """Return the nodes for which everything has been read, each once, with what was read or why it can't be."""
+        Raises what went wrong there.
+        """
+        read = self._outcomes.pop(name, None)
+        if isinstance(read, StokerError):
+            raise read
+        if read is not None:
+            return self._resolver.resolve(name, node, inputs, needs_bytes=needs_bytes, read=read)
+        decision = self._moment.quickly(self._resolver.resolve, name, node, inputs, needs_bytes=needs_bytes)
+        if decision is None:
+            self._begin(name, lambda: self._resolver.read(name, node, inputs))
+        return decision
+
+    def ended(self) -> list[str]:
+        """Return the nodes for which everything has been read, each once."""
         names = [name for name, reader in self._readers.items() if reader.outcome is not None]
-        return [(name, outcome) for name in names if (outcome := self._readers.pop(name).outcome) is not None]
+        for name in names:
+            outcome = self._readers.pop(name).outcome
+            if outcome is not None:
+                self._outcomes[name] = outcome
+        return names
 
-    def progress(self) -> list[tuple[str, str]]:
-        """Return how far those are that have been reading for a while; each is told of now and then."""
+    def tell(self, said: Callable[[str, str], None]) -> None:
+        """Say now and then how far those are that have been reading for a while."""
         now_s = self._clock.monotonic_s()
-        late = [(name, one) for name, one in self._readers.items() if now_s - one.told_s >= _TELL_EVERY_S]
-        for _, reader in late:
-            reader.told_s = now_s
-        return [(name, f"reading what it is given: {format_size(one.read_bytes)} so far") for name, one in late]
+        for name, reader in self._readers.items():
+            if now_s - reader.told_s >= _TELL_EVERY_S:
+                reader.told_s = now_s
+                said(name, f"reading what it is given: {format_size(reader.read_bytes)} so far")
 
     def stop_all(self) -> list[str]:
         """Stop reading; return the nodes that waited for it. A thread ends with the piece that it reads."""
@@ -99,6 +119,12 @@ class Readers:
             if reader.thread is not None:
                 reader.thread.join(max(0.0, deadline_s - self._clock.monotonic_s()))
         return list(readers)
+
+    def _begin(self, name: str, read: Callable[[], Mapping[str, str]]) -> None:
+        reader = _Reader(told_s=self._clock.monotonic_s())
+        reader.thread = threading.Thread(target=self._read, args=(reader, read), name=f"read {name}", daemon=True)
+        self._readers[name] = reader
+        reader.thread.start()
 
     def _read(self, reader: _Reader, read: Callable[[], Mapping[str, str]]) -> None:
         def count(size_bytes: int) -> None:
