@@ -147,6 +147,8 @@ def order(number: int) -> dict[str, object]:
 
 def socket_of(url: str) -> str:
     """Return the Unix socket of a coordinator on this machine, by which its workers reach it; empty: it speaks TLS."""
+    if url.startswith("https://"):
+        return ""
     found = find_coordinator(url, environment=os.environ, state=os.devnull)
     identity = found.identity if found is not None else None
     return next((path for path in (identity.sockets if identity else ()) if os.path.exists(path)), "")

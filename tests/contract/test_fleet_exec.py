@@ -112,8 +112,8 @@ def test_a_machine_that_listens_hears_of_a_command_at_once_and_its_bytes_go_both
     wait_until(lambda: len(told()) == 2)
     events = told()
     assert [(one["kind"], one["program"], one["by"]) for one in events] == [
-        ("exec_begun", "cat", "anna"),
-        ("exec_ended", "cat", "anna"),
+        ("exec_begun", "cat", "local user (anna)"),
+        ("exec_ended", "cat", "local user (anna)"),
     ]
     assert events[1]["exit_code"] == 7
     assert "--secret" not in str(events)

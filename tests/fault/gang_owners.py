@@ -103,6 +103,8 @@ def forked(act: Callable[[], None]) -> int:
 def main() -> None:
     for name in PRELOAD:
         import_module(name)
+    # The first call writes a file to try the folder, and an owner that is killed meanwhile would leave it behind.
+    tempfile.gettempdir()
     # What owners share is not looked through again by each.
     gc.collect()
     gc.freeze()

@@ -122,7 +122,7 @@ def fill(path: Path) -> None:
 
 def refusal(fleet: Driven, number: int) -> StokerError | None:
     try:
-        fleet.submit(order("more", number, args={"text": "x" * 20_000}))
+        fleet.submit(order("more", number, args={"name": "more", "number": number, "threads": "x" * 20_000}))
     except StokerError as error:
         return error
     return None

@@ -9,6 +9,7 @@ import pytest
 
 from stoker.coordinator.queue.commands import CloseMachine, Closing, Write
 from stoker.coordinator.service.explanations import Explanations
+from stoker.model.ids import job_id
 from stoker.model.leases import FleetTimes
 from stoker.wire.leasing import Decline, Renewal
 from stoker.wire.orders import JobOrder, Submission
@@ -136,16 +137,22 @@ def test_a_dry_run_says_what_would_become_of_each_job(fleet: Driven, explanation
     assert fleet.reader.counts()["pending"] == 1
 
 
+def program(name: str, tree: str, argv: tuple[str, ...]) -> JobOrder:
+    args = {"argv": [*argv, name]}
+    id = job_id(recipe="command", schema_version=1, args=args)
+    return order(name, recipe="command", code_tree=tree, id=id, args=args, identity=args)
+
+
 def test_a_dry_run_knows_machines_that_run_only_certain_code(fleet: Driven, explanations: Explanations):
     tree, other = "a" * 64, "b" * 64
     fleet.join("m1", slots=1, accepts=(tree,))
-    script, shell = {"argv": ["python", "train.py"]}, {"argv": ["sh", "-c", "id"]}
+    script, shell = ("python", "train.py"), ("sh", "-c", "id")
     taken, denied, foreign, recipe = forecast(
         fleet,
         explanations,
-        order("taken", recipe="command", code_tree=tree, args=script),
-        order("denied", recipe="command", code_tree=other, args=script),
-        order("foreign", recipe="command", code_tree=tree, args=shell),
+        program("taken", tree, script),
+        program("denied", other, script),
+        program("foreign", tree, shell),
         order("recipe"),
     )
     assert taken == "waits, 1st in line: starts when m1 next asks for work"

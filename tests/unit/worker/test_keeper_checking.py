@@ -10,7 +10,6 @@ import pytest
 from stoker.hardware.admission import Memory
 from stoker.model.frozen import changed
 from stoker.model.ids import job_id
-from stoker.wire.finding import OPERATOR_TOKEN
 from stoker.wire.leasing import Grant
 from stoker.worker.keeper.checking import LEAST_FREE_BYTES, Look, why_closed, why_not
 from tests.fakes.coordinator import FakeCoordinator
@@ -127,9 +126,3 @@ def test_a_real_look_finds_what_is_missing(keep: Keep, reason: str | None, more:
 def test_a_program_whose_code_travels_needs_no_folder_of_whoever_submitted_it(keep: Keep, python: str):
     wanted = grant(folder="/nowhere/at/all", code_tree="c" * 64, args={"argv": ["python3"], "python": python})
     assert why_not(wanted, keep.machine.look(wanted)) is None
-
-
-def test_what_only_operators_have_is_no_secret_of_a_job(keep: Keep):
-    wanted = grant(secrets=(OPERATOR_TOKEN,))
-    machine = changed(keep.machine, environment={**keep.environment, OPERATOR_TOKEN: "of an operator"})
-    assert OPERATOR_TOKEN in machine.secrets(wanted).trouble

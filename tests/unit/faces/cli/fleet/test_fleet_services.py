@@ -27,7 +27,12 @@ class Desk:
         self._home = str(folder)
         self._installer = Installer(Systemd(str(self.units)), Systemctl(), FakeClock())
         out = SimpleNamespace(object=self._hear, line=self._hear, note=self._hear, is_terminal=False)
-        parts = SimpleNamespace(service=self._service, installer=lambda: self._installer, boot_trouble=lambda: "")
+        parts = SimpleNamespace(
+            service=self._service,
+            installer=lambda: self._installer,
+            boot_trouble=lambda: "",
+            settings=SimpleNamespace(environment={}),
+        )
         self.call: Any = SimpleNamespace(out=out, parts=parts)
 
     def serve(self) -> Service:
