@@ -6,8 +6,9 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -230,8 +231,49 @@ def test_f43_a_name_that_nobody_knows_is_told(lab, monkeypatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     with pytest.raises(NetworkFailed) as caught:
-        lab.fetch(url="http://no-such-host.test/file")
+        lab.fetch(url="http://no-such-host.test/file", patience=Patience())
     assert "no-such-host.test" in caught.value.message
+    assert caught.value.message.endswith("(3 attempts without a new byte)")
+    assert "spelling" in caught.value.hint
+    assert lab.reasons() == ["dns", "dns"]
+
+
+def test_f43_a_proxy_that_nobody_knows_is_told(lab, monkeypatch):
+    def unknown(host: str, *args: object, **options: object) -> object:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    transport = Urllib3Transport(HttpSettings(proxies={"http": "http://no-such-proxy.test:3128"}))
+    with contextlib.closing(transport), pytest.raises(NetworkFailed, match=r"no-such-proxy\.test") as caught:
+        replace(lab, transport=transport).fetch(url="http://files.test/file", patience=Patience())
+    assert "HTTP_PROXY" in caught.value.hint
+    assert lab.reasons() == ["proxy", "proxy"]
+
+
+def test_f43_name_servers_that_fail_are_waited_for(lab, monkeypatch):
+    answers = [socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")] * 10
+    lab.fetch(ONE, url=_by_name(lab, monkeypatch, answers), patience=Patience())
+    assert (lab.has(), lab.reasons()) == (ONE.data, ["dns"] * 10)
+
+
+def test_f43_a_name_that_was_reached_and_is_gone_is_waited_for(lab, monkeypatch):
+    unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    lab.server.become(bad.at_first(1, bad.cut(HALF)))
+    lab.fetch(ONE, url=_by_name(lab, monkeypatch, [None, *[unknown] * 10]), patience=Patience())
+    assert (lab.has(), lab.reasons()) == (ONE.data, ["short_body", *["dns"] * 10])
+
+
+def _by_name(lab: Lab, monkeypatch: pytest.MonkeyPatch, answers: Sequence[socket.gaierror | None]) -> str:
+    """Return an address of the lab's server by a name that is looked up with these answers, then always found."""
+    look_up, coming = socket.getaddrinfo, iter(answers)
+
+    def answer(host: str, *args: Any, **options: Any) -> object:
+        if error := next(coming, None):
+            raise error
+        return look_up("127.0.0.1", *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+    return lab.server.url.replace("127.0.0.1", "files.test")
 
 
 @contextlib.contextmanager

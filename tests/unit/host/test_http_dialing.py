@@ -142,7 +142,17 @@ def test_a_name_that_nobody_knows_is_told_as_such(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     error = _failure("nobody.test", 80)
     assert error.data["reason"] == "dns"
+    assert error.data["is_unknown_name"]
     assert "spelling" in error.hint
+
+
+def test_a_failure_of_a_name_server_does_not_say_that_there_is_no_such_name(monkeypatch):
+    def busy(*_args: object, **_options: object) -> None:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", busy)
+    error = _failure("somebody.test", 80)
+    assert (error.data["reason"], error.data["is_unknown_name"]) == ("dns", False)
 
 
 def test_a_name_server_that_does_not_answer_is_given_up_by_the_deadline(monkeypatch):

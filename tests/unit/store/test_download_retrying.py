@@ -64,7 +64,8 @@ def test_a_new_byte_starts_every_count_again_and_an_outage_that_of_unusable_answ
     ("error", "expected"),
     [
         (NetworkFailed("refused", reason="refused"), True),
-        (NetworkFailed("no such name", reason="dns"), True),
+        (NetworkFailed("no name server answers", reason="dns"), True),
+        (NetworkFailed("no such name", reason="dns", is_unknown_name=True), False),
         (NetworkFailed("cut", reason="short_body"), True),
         (NetworkFailed("busy", status=503), True),
         (RateLimited("slower", status=429), True),

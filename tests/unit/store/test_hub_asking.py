@@ -1,3 +1,4 @@
+import socket
 from pathlib import Path
 
 import pytest
@@ -322,3 +323,16 @@ def test_a_hub_that_stays_away_is_given_up_when_patience_is_over(scene: Scene):
     with pytest.raises(NetworkFailed):
         hub.resolve(REPO)
     assert clock.monotonic_s() == pytest.approx(1800.0)
+
+
+def test_a_hub_under_a_name_that_does_not_exist_is_not_waited_for(scene: Scene, monkeypatch: pytest.MonkeyPatch):
+    def unknown(*_args: object, **_options: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    hub, clock = timeless(scene, endpoint="http://no-such-hub.test")
+    began_s = clock.monotonic_s()
+    with pytest.raises(NetworkFailed, match=r"no-such-hub\.test.*3 attempts") as refused:
+        Hub(hub.settings, tools=hub.tools, patience=Patience(), stop=scene.stop, memo=scene.memo).resolve(REPO)
+    assert "spelling" in refused.value.hint
+    assert clock.monotonic_s() - began_s < 10

@@ -40,6 +40,8 @@ class Urllib3Transport:
         self._under_way: set[Cord] = set()
         self._is_aborted = False
         self._trust = Trust(settings)
+        self._reached: set[str] = set()
+        """Hosts that a connection was made to."""
 
     def send(self, request: Request) -> Reply:
         address = read_address(request.url)
@@ -95,8 +97,17 @@ class Urllib3Transport:
     def _connect(self, route: Route, cord: Cord, trusted: ssl.SSLContext | None) -> Connection:
         from stoker.host.http.connections import connect  # noqa: PLC0415 - urllib3 costs a tenth of a second
 
-        settings = self._settings
-        return connect(route, cord=cord, connect_s=settings.connect_s, trust=trusted, unheard_s=settings.unheard_s)
+        settings, host = self._settings, route.near.host
+        connect_s, unheard_s = settings.connect_s, settings.unheard_s
+        try:
+            made = connect(route, cord=cord, connect_s=connect_s, trust=trusted, unheard_s=unheard_s)
+        except NetworkFailed as error:
+            if host in self._reached and "is_unknown_name" in error.data:
+                # It is the right name: that it is not found now will pass.
+                error.data["is_unknown_name"] = False
+            raise
+        self._reached.add(host)
+        return made
 
     def _ask(self, connection: Connection, question: _Question, cord: Cord) -> WireReply:
         address, wire, is_forwarded = question.address, connection.wire, connection.route.is_forwarded

@@ -119,7 +119,9 @@ def _ask_system(host: str, port: int) -> list[SocketAddress]:
         text = error.strerror if isinstance(error, socket.gaierror) else "not a name"
         hint = "check the spelling, and this computer's network and name servers"
         what = f"the name {host} can't be looked up: {text}"
-        raise network_failed(Reason.DNS, host, what, hint=hint) from None
+        # An answer, unlike a name server that fails or can't be asked.
+        is_unknown = isinstance(error, UnicodeError) or error.errno == socket.EAI_NONAME
+        raise network_failed(Reason.DNS, host, what, hint=hint, is_unknown_name=is_unknown) from None
     return list(dict.fromkeys(SocketAddress(family, address) for family, _type, _protocol, _name, address in found))
 
 

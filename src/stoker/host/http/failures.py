@@ -131,7 +131,8 @@ def blamed_on_proxy(error: StokerError, host: str) -> StokerError:
         return error
     hint = "check HTTP_PROXY, HTTPS_PROXY and ALL_PROXY; NO_PROXY lists the hosts to ask directly"
     what = f"the proxy failed us: {error.message}"
-    return network_failed(Reason.PROXY, host, what, hint=hint, cause=error.data["reason"])
+    is_unknown = error.data.get("is_unknown_name", False)
+    return network_failed(Reason.PROXY, host, what, hint=hint, cause=error.data["reason"], is_unknown_name=is_unknown)
 
 
 def from_errno(code: int, host: str) -> NetworkFailed:

@@ -12,7 +12,7 @@ class Patience:
     attempts: int | None = None
     """Consecutive attempts without a new byte, the first included. `None`: `no_progress_s` alone bounds an outage."""
     unusable_attempts: int = 3
-    """Without `attempts`: consecutive answers that arrived and can't be used. Those are no outage: it may last."""
+    """Without `attempts`: consecutive failures that are no outage, as answers that can't be used. They may last."""
     no_progress_s: float = 1800.0
     """Give up when no byte came for so long, over all attempts and pauses."""
     slow_bytes_per_s: int = 1024

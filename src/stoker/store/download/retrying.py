@@ -1,8 +1,9 @@
 """Whether to try again, and how long to wait before: decided purely, with the reason.
 
-An outage (connection refused, reset or silent, name not found, 5xx, 429) is waited out until no byte came for
+An outage (connection refused, reset or silent, name servers that fail, 5xx, 429) is waited out until no byte came for
 `Patience.no_progress_s`, or for `Patience.attempts` attempts where a number was given. Every new byte starts both
-counts again. Answers that arrive and can't be used are no outage: they are asked for a few times only.
+counts again. Answers that arrive and can't be used are no outage, nor is a host name that does not exist and never
+led to a server in this process: they are asked for a few times only.
 
 Pauses have jitter, so that a thousand machines that were cut off together do not come back together. What a server
 asks for (`Retry-After`) is obeyed within bounds.
@@ -35,7 +36,7 @@ class Tries:
     idle: int = 0
     """Those without a new byte; 0: the latest one brought some."""
     unusable: int = 0
-    """Those that ended with an answer that can't be used, and not by an outage."""
+    """Those that ended with an answer that can't be used or an unknown name, and not by an outage."""
 
     def after(self, error: StokerError, *, has_progress: bool) -> Tries:
         """Return the count after one more failed attempt."""
@@ -48,7 +49,8 @@ def is_outage(error: StokerError) -> bool:
     """Return True if the server, or the way to it, is away or busy for now: the same request may succeed later."""
     status = error.data.get("status")
     is_away = not isinstance(status, int) or (is_busy(status) and status not in _NEVER_SERVED)
-    return isinstance(error, NetworkFailed | RateLimited) and is_away
+    is_named = not error.data.get("is_unknown_name")
+    return isinstance(error, NetworkFailed | RateLimited) and is_away and is_named
 
 
 def decide_again(
