@@ -7,6 +7,7 @@ import http.client
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from stoker.wire.orders import Submission
 from tests.contract.queue_driving import order
 from tests.servers.coordinator import TOKEN, Fleet, coordinator
 from tests.servers.unix_http import UnixConnection
+from tests.unit.host.real_processes import wait_until
 
 INCARNATION = "incarnation-1"
 BLOB = b"a bundle's archive, as far as the queue can tell"
@@ -475,6 +477,32 @@ def test_elsewhere_than_on_loopback_people_need_a_token_and_machines_a_certifica
         for token in ("", TOKEN):
             with pytest.raises(NotAllowed, match="a machine's certificate"):
                 fleet.client(token=token).hello(hello())
+
+
+def test_a_socket_that_was_deleted_is_made_again_and_who_was_connected_stays_so(sqlite_template: Path, tmp_path: Path):
+    path = tmp_path / "queue.db"
+    path.write_bytes(sqlite_template.read_bytes())
+    with (
+        coordinator(f"sqlite:///{path}", tmp_path, renew_s=0.02) as fleet,
+        closing(UnixConnection(fleet.socket)) as old,
+    ):
+
+        def asks_on_the_old_connection() -> int:
+            old.request("GET", "/v1/jobs")
+            answer = old.getresponse()
+            answer.read()
+            return answer.status
+
+        assert asks_on_the_old_connection() == 200
+        before = old.sock
+        for _ in range(2):
+            Path(fleet.socket).unlink()
+            wait_until(lambda: any("made again" in line for line in fleet.said))
+            fleet.said.clear()
+            assert fleet.client().jobs().jobs == ()
+        assert asks_on_the_old_connection() == 200
+        assert old.sock is before
+    assert not Path(fleet.socket).exists()
 
 
 def asked_json(fleet: Fleet, method: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:

@@ -27,9 +27,9 @@ from stoker.coordinator.service.connection import PATIENCE, Patience
 from stoker.coordinator.service.office import About
 from stoker.coordinator.service.options import ServeOptions
 from stoker.coordinator.service.rereading import Files
-from stoker.coordinator.service.running import Running, Stage
+from stoker.coordinator.service.running import Local, Running, Stage
 from stoker.coordinator.service.service import Parts, Service
-from stoker.host.door import Door
+from stoker.host.door import Door, KeptDoor
 from stoker.host.http.client import Urllib3Transport
 from stoker.host.http.settings import FleetIdentity, HttpSettings
 from stoker.host.listening import listen_at
@@ -83,6 +83,7 @@ def coordinator(
     is_secure: bool = False,
     files: dict[str, Any] | None = None,
     system_a: bool = False,
+    renew_s: float = 600.0,
 ) -> Iterator[Fleet]:
     """Serve a database until the block ends."""
     clock, times = clock or SystemClock(), times or FleetTimes()
@@ -119,10 +120,9 @@ def coordinator(
         if secure is not None:
             rules = changed(rules, hosts=frozenset())
         door = Door(socket_folders(os.environ)[0], socket_name(host, port))
-        local = door.open()
+        local = KeptDoor.open(door)
         assert local is not None
-        held.callback(local.listener.close)
-        held.callback(door.close, local)
+        held.callback(local.close)
         said: list[str] = []
         is_ready = threading.Event()
         running = Running(
@@ -133,7 +133,7 @@ def coordinator(
                 say=said.append,
                 patience=patience,
                 tls=secure.tls() if secure is not None else None,
-                local=local.listener,
+                local=Local(listener=local.listener, renew=local.renew, every_s=renew_s),
             )
         )
         thread = threading.Thread(target=running.run, name="coordinator", daemon=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import gc
 import os
 import random
-import socket
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from stoker.coordinator.service.code_gate import CodeGate
     from stoker.coordinator.service.rereading import Files
     from stoker.coordinator.service.service import Parts
+    from stoker.host.door import KeptDoor
     from stoker.model.artifacts import OpenEntry, Tree
 
 HOST = "127.0.0.1"
@@ -86,13 +86,13 @@ class Serving:
                 raise self._why_taken(error, port) from None
             allow_many_files()
             # From here on it takes a while; what can't be is refused before.
-            from stoker.coordinator.service.running import Pulse, Running, Stage
+            from stoker.coordinator.service.running import Local, Pulse, Running, Stage
             from stoker.coordinator.service.service import Service
 
             port = listening.getsockname()[1]
             # Nothing listens beyond loopback without TLS.
             secure = None if is_loopback(host) else self._secure(host, port)
-            local, local_path = self._listen_locally(held, host, port, say)
+            local = self._listen_locally(held, host, port, say)
             url = secure.url if secure is not None else f"http://{f'[{host}]' if ':' in host else host}:{port}"
             parts = self._build(held, times, secure, url)
             files = parts.files.read_again()
@@ -102,7 +102,7 @@ class Serving:
                 url=url,
                 database=parts.about.database,
                 token_file=token_file,
-                socket=local_path,
+                socket=local.door.path,
                 is_open=rules.is_loopback,
                 ca_file=ca_file,
                 times=times,
@@ -123,7 +123,7 @@ class Serving:
                 on_ready=announce,
                 say=say,
                 tls=secure.tls() if secure is not None else None,
-                local=local,
+                local=Local(listener=local.listener, renew=local.renew),
                 pulse=Pulse(beat=supervisor.alive, every_s=every_s) if (every_s := supervisor.beats_every_s) else None,
             )
             held.callback(supervisor.ending)
@@ -153,29 +153,26 @@ class Serving:
             start_s=min(usual.start_s, max(_LEAST_START_S, lease_s * _LEASES_TO_START)),
         )
 
-    def _listen_locally(
-        self, held: ExitStack, host: str, port: int, say: Callable[[str], None]
-    ) -> tuple[socket.socket, str]:
-        """Return a Unix socket that listens for processes of this user, and its path; the name is removed at the end.
+    def _listen_locally(self, held: ExitStack, host: str, port: int, say: Callable[[str], None]) -> KeptDoor:
+        """Return a Unix socket that listens for processes of this user; its name is removed at the end.
 
         A folder that another user has taken, or a name at which another coordinator listens, is passed over. The last
         place is below this home, where only commands of the same home look.
         """
-        from stoker.host.door import Door
+        from stoker.host.door import Door, KeptDoor
         from stoker.wire.local_socket import socket_folders, socket_name
 
         why: StokerError | None = None
         for folder in (*socket_folders(self._settings.environment), os.path.join(self._settings.state, _SOCKETS)):
             door = Door(folder, socket_name(host, port))
             try:
-                opened = door.open()
+                kept = KeptDoor.open(door)
             except StokerError as error:
                 why = error
             else:
-                if opened is not None:
-                    held.callback(opened.listener.close)
-                    held.callback(door.close, opened)
-                    return opened.listener, door.path
+                if kept is not None:
+                    held.callback(kept.close)
+                    return kept
                 why = Unavailable(f"another coordinator of this user listens at {door.path}", path=door.path)
             say(f"{why.message}; another place is tried for this coordinator's socket")
         raise why or Unavailable("no folder for this coordinator's socket")

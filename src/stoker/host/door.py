@@ -5,14 +5,19 @@
     opened = door.open()                    # nothing if somebody has opened it meanwhile
     door.close(opened)                      # the name is gone; whoever connected before that is still in line
     door.take_away(mark)                    # the same, for one whose process does not answer any more
+    kept = KeptDoor.open(door)              # for a process that listens for days: `kept.renew()` now and then
 
 The folder belongs to this user and nobody else may look in. Opening and closing exclude each other by a lock; knocking
 needs none. What a killed process left is opened anew by the next one. On Linux names may be of any length. Elsewhere
 the kernel's limit of about 100 bytes holds; that code is written for macOS and was never run there.
+
+Programs that delete old files in /tmp (systemd-tmpfiles, after 10 days) spare sockets that the kernel lists under their
+real path, folders with a lock on them, and files with recent times. A kept door has all three.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import shlex
@@ -22,6 +27,7 @@ import struct
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Self
 
 from stoker.host.durable import translated
 from stoker.host.lockfile import Lock
@@ -39,6 +45,8 @@ _TIME = struct.Struct("@ll")
 _SUFFIX = ".sock"
 _LOCK = "lock"
 _LOCK_WAIT_S = 30.0
+_LONGEST_NAME_BYTES = 107
+"""Of a socket, as Linux takes it."""
 
 
 @frozen
@@ -76,18 +84,27 @@ class Door:
     def open(self) -> Opened | None:
         """Listen under the name; nothing if somebody does already."""
         with _entered(self.folder) as descriptor, self._locked():
-            if self._is_answered(descriptor):
-                return None
-            self._remove()
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                with translated(self.path):
-                    listener.bind(self._address(descriptor))
-                    listener.listen(_BACKLOG)
-            except BaseException:
-                listener.close()
-                raise
-            return Opened(listener=listener, mark=self.mark())
+            return self._open(descriptor)
+
+    def renew(self, opened: Opened) -> Opened | None:
+        """Renew the times of the name, or listen under it anew if it is gone; None if another process has it.
+
+        The opening that is returned counts from now on. If it has another listener, the old one is left to the caller.
+        """
+        with _entered(self.folder) as descriptor, self._locked():
+            # While its listener lives, no other file gets the number.
+            if _file_of(self.mark()) != _file_of(opened.mark):
+                return self._open(descriptor)
+            with translated(self.path):
+                os.utime(self.path, follow_symlinks=False)
+            return Opened(listener=opened.listener, mark=self.mark())
+
+    def hold_folder(self) -> int:
+        """Return a descriptor of the folder with a shared lock on it, where that can be had; the caller closes it."""
+        with _entered(self.folder) as descriptor:
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return os.dup(descriptor)
 
     def close(self, opened: Opened, *, unless_knocked: bool = False) -> bool:
         """Take the name away, if it is still of this opening; the listener itself stays open.
@@ -119,6 +136,29 @@ class Door:
             return ""
         # Numbers of removed files are used again, at another time.
         return f"{found.st_dev}:{found.st_ino}:{found.st_ctime_ns}"
+
+    def _open(self, descriptor: int) -> Opened | None:
+        if self._is_answered(descriptor):
+            return None
+        self._remove()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with translated(self.path):
+                listener.bind(self._listed_address(descriptor))
+                self._check_place(descriptor)
+                listener.listen(_BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+        return Opened(listener=listener, mark=self.mark())
+
+    def _check_place(self, descriptor: int) -> None:
+        """Raise `NoPermission` unless the name leads into the folder that was checked."""
+        with suppress(FileNotFoundError):
+            inside = os.stat(self.name + _SUFFIX, dir_fd=descriptor, follow_symlinks=False)
+            if os.path.samestat(inside, os.lstat(self.path)):
+                return
+        raise NoPermission(f"{self.folder} was exchanged while its socket was made", path=self.folder)
 
     def _is_answered(self, descriptor: int) -> bool:
         """Whether somebody listens. Others wait for the lock meanwhile, so a line that is full is not waited for."""
@@ -158,6 +198,11 @@ class Door:
         why = "too many wait there" if isinstance(error, BlockingIOError) else error.strerror or "it is not answered"
         return Unavailable(f"{self.path} can't be reached: {why}", path=self.path)
 
+    def _listed_address(self, descriptor: int) -> str:
+        """Return the name to listen under: if the kernel takes it, the one under which others look for it."""
+        is_short = len(os.fsencode(self.path)) <= _LONGEST_NAME_BYTES
+        return self.path if is_short and os.path.isabs(self.path) else self._address(descriptor)
+
     def _address(self, descriptor: int) -> str:
         # Through the open folder: of a name, the kernel takes no more than 107 bytes.
         return f"/proc/self/fd/{descriptor}/{self.name}{_SUFFIX}" if sys.platform == "linux" else self.path
@@ -174,6 +219,50 @@ class Door:
         return Lock(os.path.join(self.folder, _LOCK), "open or close a door", wait_s=_LOCK_WAIT_S, mode=0o600)
 
 
+class KeptDoor:
+    """An open door of a process that listens for days; programs that delete old files are kept from it."""
+
+    def __init__(self, door: Door, opened: Opened) -> None:
+        self.door = door
+        self._opened = opened
+        self._folder = door.hold_folder()
+
+    @classmethod
+    def open(cls, door: Door) -> Self | None:
+        """Listen under the name of a door; nothing if somebody does already."""
+        opened = door.open()
+        return None if opened is None else cls(door, opened)
+
+    @property
+    def listener(self) -> socket.socket:
+        """The one that has the name."""
+        return self._opened.listener
+
+    def renew(self) -> socket.socket | None:
+        """Make the name look new; return another listener if it had to be made again. The old one is the caller's.
+
+        Raises `Unavailable` if another process has the name, and what `Door.open` raises.
+        """
+        before, folder = self.listener, self._folder
+        # Anew, since it may be another folder by now.
+        self._folder = self.door.hold_folder()
+        os.close(folder)
+        opened = self.door.renew(self._opened)
+        if opened is None:
+            raise Unavailable(f"another process of this user listens at {self.door.path}", path=self.door.path)
+        self._opened = opened
+        return None if opened.listener is before else opened.listener
+
+    def close(self) -> None:
+        """Remove the name, if it is still ours, and listen no more."""
+        try:
+            if self.door.mark():
+                self.door.close(self._opened)
+        finally:
+            self.listener.close()
+            os.close(self._folder)
+
+
 def user_at(link: socket.socket) -> int:
     """Return the user at the other end of a connection, as the kernel says."""
     if sys.platform == "darwin":
@@ -184,6 +273,10 @@ def user_at(link: socket.socket) -> int:
         return int(user)
     _, user, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return int(user)
+
+
+def _file_of(mark: str) -> str:
+    return mark.rpartition(":")[0]
 
 
 def _is_knocked(listener: socket.socket) -> bool:

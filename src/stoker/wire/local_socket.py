@@ -4,8 +4,9 @@
     socket_name("127.0.0.1", 7717)           # "7717"; the file is 7717.sock
 
 Every folder belongs to one user and is closed to all others (`host/door` checks that, and who listens). The one in /tmp
-comes first since `/run/user/UID` disappears with the user's last session, and a coordinator may outlive that. Another
-user can create the name in /tmp first; it is not trusted then, and the next folder is used.
+comes first since `/run/user/UID` disappears with the user's last session, and a coordinator may outlive that; programs
+that delete old files in /tmp are kept from it (`host/door.KeptDoor`). Another user can create the name in /tmp first;
+it is not trusted then, and the next folder is used.
 """
 
 from __future__ import annotations

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
+import socket
 import stat
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from stoker.host.door import Door, Opened, user_at
+from stoker.host.door import Door, KeptDoor, Opened, user_at
+from stoker.host.lockfile import Lock
 from stoker.model.errors import NoPermission, Unavailable
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="for Linux")
@@ -156,3 +162,98 @@ def test_somebody_elses_folder_is_refused(door: Door, monkeypatch: pytest.Monkey
 def test_the_folder_is_made_for_this_user_alone(door: Door) -> None:
     with opened(door).listener:
         assert stat.S_IMODE(os.stat(door.folder).st_mode) == 0o700
+
+
+@pytest.fixture
+def short() -> Iterator[Door]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Door(os.path.join(folder, "d"), "name")
+
+
+def kept(door: Door) -> KeptDoor:
+    made = KeptDoor.open(door)
+    assert made is not None
+    return made
+
+
+def is_reached(door: Door, listener: socket.socket) -> bool:
+    link = door.knock()
+    if link is None:
+        return False
+    inside, _ = listener.accept()
+    link.close()
+    inside.close()
+    return True
+
+
+def test_the_kernel_lists_a_socket_by_its_real_path_where_that_is_short_enough(short: Door) -> None:
+    with opened(short).listener as listener:
+        bound = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()]
+        assert short.path in bound, "programs that delete old files look there for sockets in use"
+        assert is_reached(short, listener)
+
+
+def test_a_folder_that_was_exchanged_meanwhile_gets_no_listener(short: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = Door._locked
+
+    def exchange(door: Door) -> Lock:
+        os.rename(door.folder, door.folder + "-away")
+        os.mkdir(door.folder, 0o700)
+        return lock(door)
+
+    monkeypatch.setattr(Door, "_locked", exchange)
+    with pytest.raises(NoPermission, match="exchanged"):
+        short.open()
+
+
+def test_while_a_door_is_kept_its_folder_is_locked_for_those_who_delete_old_files(door: Door) -> None:
+    held = kept(door)
+    folder = os.open(door.folder, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    held.close()
+    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(folder)
+    assert door.mark() == ""
+
+
+def test_the_times_of_a_kept_door_are_renewed_and_it_is_still_closed_by_its_keeper(door: Door) -> None:
+    held = kept(door)
+    os.utime(door.path, (1.0, 1.0))
+    assert held.renew() is None
+    assert os.lstat(door.path).st_mtime > time.time() - 60
+    assert os.lstat(door.path).st_atime > time.time() - 60
+    assert is_reached(door, held.listener)
+    held.close()
+    assert (door.mark(), held.listener.fileno()) == ("", -1)
+
+
+@pytest.mark.parametrize("is_folder_gone", [False, True])
+def test_a_kept_door_whose_name_was_deleted_is_opened_again(door: Door, is_folder_gone: bool) -> None:
+    held = kept(door)
+    first = held.listener
+    os.unlink(door.path)
+    if is_folder_gone:
+        shutil.rmtree(door.folder)
+    assert door.knock() is None
+    second = held.renew()
+    assert second is held.listener
+    assert second is not None
+    assert is_reached(door, second)
+    first.close()
+    folder = os.open(door.folder, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(folder)
+    held.close()
+    assert door.knock() is None
+
+
+def test_a_name_that_another_process_has_taken_is_left_to_it(door: Door) -> None:
+    held = kept(door)
+    os.unlink(door.path)
+    with opened(door).listener as other:
+        with pytest.raises(Unavailable, match="another process"):
+            held.renew()
+        held.close()
+        assert is_reached(door, other)

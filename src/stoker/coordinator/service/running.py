@@ -23,6 +23,7 @@ from stoker.coordinator.service.buffered import Buffered
 from stoker.coordinator.service.connection import PATIENCE, Connection, Patience, watch
 from stoker.coordinator.service.exchange import Door
 from stoker.coordinator.service.speech import LOG, Receive, Scope, Send
+from stoker.model.errors import StokerError
 from stoker.model.exits import INTERRUPTED, TERMINATED
 from stoker.model.frozen import frozen
 
@@ -65,6 +66,16 @@ class Tls:
 
 
 @frozen
+class Local:
+    """A Unix socket at which processes of our own user are served."""
+
+    listener: socket.socket
+    renew: Callable[[], socket.socket | None]
+    """Keeps the socket's name from being deleted as old; returns another listener if it was deleted. Blocks briefly."""
+    every_s: float = 600.0
+
+
+@frozen
 class Pulse:
     """Somebody who starts us again if we fall silent."""
 
@@ -84,8 +95,7 @@ class Stage:
     patience: Patience = PATIENCE
     tls: Tls | None = None
     """Nothing: plain HTTP, which is for loopback alone."""
-    local: socket.socket | None = None
-    """A Unix socket at which processes of our own user are served, too."""
+    local: Local | None = None
     pulse: Pulse | None = None
     """Whom to tell that the event loop turns."""
 
@@ -118,10 +128,12 @@ class Running:
         served = self._served = stage.make()
         server = self._server = _Server(_config(served.app, stage.patience))
         server.on_started, server.tls, server.patience = stage.on_ready, stage.tls, stage.patience
-        server.local = stage.local
+        server.local = stage.local.listener if stage.local is not None else None
         beside = [asyncio.ensure_future(watch(server.server_state.connections, stage.patience.look_s))]
         if stage.tls is not None:
             beside.append(asyncio.ensure_future(self._keep_fresh(stage.tls)))
+        if stage.local is not None:
+            beside.append(asyncio.ensure_future(self._keep_local(stage.local, server)))
         if stage.pulse is not None:
             beside.append(asyncio.ensure_future(_beat(stage.pulse)))
         try:
@@ -144,6 +156,20 @@ class Running:
                     self._stage.say("a new certificate is shown from now on")
             except Exception:  # noqa: BLE001 - the old one holds for weeks; it is tried again
                 LOG.exception("the server's certificate could not be made anew")
+
+    async def _keep_local(self, local: Local, server: _Server) -> None:
+        """Have the Unix socket's name renewed now and then, and serve at another one if it was deleted."""
+        while True:
+            await asyncio.sleep(local.every_s)
+            try:
+                listener = await asyncio.to_thread(local.renew)
+                if listener is not None:
+                    await server.move_local(listener)
+                    self._stage.say("this coordinator's Unix socket was deleted; it has been made again")
+            except StokerError as error:
+                self._stage.say(f"this coordinator's Unix socket could not be renewed: {error.message}")
+            except Exception:  # noqa: BLE001 - connections stay, and it is tried again
+                LOG.exception("the Unix socket could not be renewed")
 
     @contextmanager
     def _signals(self) -> Generator[None]:
@@ -203,6 +229,7 @@ class _Server(uvicorn.Server):
     tls: Tls | None = None
     local: socket.socket | None = None
     patience = PATIENCE
+    _at_local: Any = None
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -212,27 +239,36 @@ class _Server(uvicorn.Server):
         await self.lifespan.startup()
         loop, config = asyncio.get_running_loop(), self.config
 
-        def connect() -> asyncio.Protocol:
-            make: Any = config.http_protocol_class
-            made: asyncio.Protocol = make(config=config, server_state=self.server_state, app_state=self.lifespan.state)
-            return made
-
-        def plain() -> Buffered:
-            return Buffered(connect())
-
         servers: list[Any] = []
-        if self.local is not None:
-            servers.append(await loop.create_unix_server(plain, sock=self.local, backlog=config.backlog))
         for one in sockets or ():
             if self.tls is None:
-                servers.append(await loop.create_server(plain, sock=one, backlog=config.backlog))
+                servers.append(await loop.create_server(self._plain, sock=one, backlog=config.backlog))
             else:
                 limits: Any = {"handshake_s": self.patience.head_s, "crowd": self.patience.crowd}
-                servers.append(Accepting(one, connect, self.tls.context, backlog=config.backlog, **limits))
+                servers.append(Accepting(one, self._connect, self.tls.context, backlog=config.backlog, **limits))
         self.servers = servers
+        if self.local is not None:
+            await self.move_local(self.local)
         self.started = True
         if self.on_started is not None:
             self.on_started()
+
+    async def move_local(self, listener: socket.socket) -> None:
+        """Serve our own user at this Unix socket; at the one before only who is connected there."""
+        loop, before = asyncio.get_running_loop(), self._at_local
+        self._at_local = await loop.create_unix_server(self._plain, sock=listener, backlog=self.config.backlog)
+        self.servers.append(self._at_local)
+        if before is not None:
+            self.servers.remove(before)
+            before.close()
+
+    def _connect(self) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        made: asyncio.Protocol = make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        return made
+
+    def _plain(self) -> Buffered:
+        return Buffered(self._connect())
 
 
 def _config(app: ServedApp, patience: Patience) -> uvicorn.Config:
