@@ -97,7 +97,9 @@ class Serving:
             parts = self._build(held, times, secure, url)
             files = parts.files.read_again()
             ca_file = secure.ca_file if secure is not None else ""
-            rules = changed(rules_for(token=token, host=host, port=port), system_a=self._options.system_a)
+            names = secure.names() if secure is not None else ()
+            rules = rules_for(token=token, host=host, port=port, names=names)
+            rules = changed(rules, system_a=self._options.system_a)
             ready = Ready(
                 url=url,
                 database=parts.about.database,

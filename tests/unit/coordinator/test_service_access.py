@@ -270,7 +270,59 @@ def test_loopback_is_asked_by_its_own_names(host: str):
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1:80", "127.0.0.1.evil.example:7717", "", "desk:7717"])
 def test_any_other_name_is_refused_on_loopback(host: str):
     assert status(HERE, "GET", "/v1/health", host=host) == 403
-    assert Desk(HERE).status("GET", "/v1/jobs", OWN, host=host) == 0, "no web page reaches a Unix socket"
+
+
+OTHER_NAMES = (
+    "evil.example",
+    "evil.example:7717",
+    "127.0.0.1.evil.example",
+    "localhost.evil.example",
+    "desk",
+    "192.0.2.7",
+)
+NO_NAMES = (
+    "",
+    ":1",
+    "localhost:",
+    "localhost:x",
+    "[::1",
+    "[::1]x",
+    "[evil]:1",
+    "::1",
+    "evil@localhost",
+    "localhost/evil",
+)
+OWN_NAMES = changed(EVERYWHERE, names=frozenset({"desk.example.org", "192.0.2.7", "2001:db8::7"}))
+
+
+@pytest.mark.parametrize("rules", [HERE, EVERYWHERE], ids=["here", "everywhere"])
+@pytest.mark.parametrize(
+    "host",
+    [*OTHER_NAMES, *NO_NAMES],
+)
+def test_a_page_that_points_its_name_at_a_forwarded_socket_is_refused(rules: Rules, host: str):
+    assert Desk(rules).status("GET", "/v1/jobs", OWN, host=host) == 403
+    with pytest.raises(Refusal, match="is not called"):
+        Desk(rules).access.judge_worker({b"host": host.encode()}, OWN)
+
+
+@pytest.mark.parametrize("rules", [HERE, EVERYWHERE], ids=["here", "everywhere"])
+@pytest.mark.parametrize("host", ["localhost", "LocalHost:8080", "127.0.0.1:8080", "127.0.0.9", "[::1]:8080", "[::1]"])
+def test_a_socket_is_asked_by_names_of_loopback_whatever_port_it_is_forwarded_to(rules: Rules, host: str):
+    assert Desk(rules).status("GET", "/v1/jobs", OWN, host=host) == 0
+    assert Desk(rules).status("POST", "/v1/reload", OWN, host=host, origin=f"http://{host}") == 0
+    assert Desk(rules).status("POST", "/v1/reload", OWN, host=host, origin="http://evil.example") == 403
+
+
+@pytest.mark.parametrize("host", ["desk.example.org:7717", "Desk.example.org", "192.0.2.7:1", "[2001:db8::7]:7717"])
+def test_a_socket_is_asked_by_the_names_of_its_coordinator(host: str):
+    assert Desk(OWN_NAMES).status("GET", "/v1/jobs", OWN, host=host) == 0
+    assert Desk(EVERYWHERE).status("GET", "/v1/jobs", OWN, host=host) == 403
+
+
+def test_the_address_that_is_listened_at_is_a_name_of_the_coordinator():
+    rules = rules_for(token=TOKEN, host="192.0.2.9", port=7717, names=("desk.local:7717", "[2001:db8::7]:7717"))
+    assert rules.names == {"192.0.2.9", "desk.local", "2001:db8::7"}
 
 
 def test_the_name_that_is_listened_at_is_ours():

@@ -3,19 +3,22 @@
 A process of the coordinator's own user connects over its Unix socket, and the kernel says so: it may act as a worker
 and, without a token, as an admin. Over TCP only `/v1/health` and joining are open, on loopback too: machines are known
 by their certificates, people by tokens, and `needs` says what they may. The `Host` header of a loopback address must be
-ours: a web page that points its own name at 127.0.0.1 is refused, and so is any page's form that posts here.
+ours: a web page that points its own name at 127.0.0.1 is refused, and so is any page's form that posts here. The same
+holds for the Unix socket, which its user may forward to a port that pages reach; there any port will do.
 """
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 
 from stoker.coordinator.authority.guesses import Guesses, Limit, source_of
 from stoker.coordinator.authority.standing import Standing
 from stoker.coordinator.service.needs import Need, is_free_in_system_a, is_system_a, need_of
 from stoker.coordinator.service.speech import Refusal
+from stoker.host.http.addresses import is_this_computer
 from stoker.host.tls.peer import Certificate
 from stoker.model.clock import Clock
 from stoker.model.errors import BadInput, NotFound
@@ -30,6 +33,7 @@ _TOKEN = TOKEN_HEADER.lower().encode()
 _BEARER = b"bearer "
 _NEWEST = str(VERSION).encode()
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+_HOST = re.compile(r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9_.-]+))(?::[0-9]{1,5})?")
 _WRONG_TOKENS = Limit(burst=20, each_s=3.0)
 
 LOCAL_WORKER = Principal(name="", role=Role.WORKER)
@@ -62,6 +66,8 @@ class Rules:
     """The operator's own, from its file or the environment."""
     hosts: frozenset[bytes]
     """Values of `Host` that mean a coordinator on loopback, without TLS. Empty: it listens elsewhere, to any name."""
+    names: frozenset[str] = frozenset()
+    """Hosts that mean this coordinator on its Unix socket, besides those of loopback; without ports."""
     system_a: bool = False
     """System A's routes are served; on loopback, without TLS, its workers and scripts need no credentials."""
 
@@ -82,13 +88,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def rules_for(*, token: str, host: str, port: int) -> Rules:
-    """Make the rules for an address that is listened at."""
+def rules_for(*, token: str, host: str, port: int, names: Iterable[str] = ()) -> Rules:
+    """Return the rules for an address that is listened at; `names` are all `HOST:PORT` by which others reach it."""
     if not is_loopback(host):
-        return Rules(token=token.encode(), hosts=frozenset())
+        bare = frozenset((host.strip("[]").lower(), *map(_bare, names)))
+        return Rules(token=token.encode(), hosts=frozenset(), names=bare)
     shown = f"[{host}]" if ":" in host and not host.startswith("[") else host
-    names = {*_LOCAL_HOSTS, shown.lower()}
-    ours = frozenset(spelt.encode() for name in names for spelt in (f"{name}:{port}", name))
+    local = {*_LOCAL_HOSTS, shown.lower()}
+    ours = frozenset(spelt.encode() for name in local for spelt in (f"{name}:{port}", name))
     return Rules(token=token.encode(), hosts=ours)
 
 
@@ -136,8 +143,8 @@ class Access:
         self, headers: Mapping[bytes, bytes], peer: Peer, *, is_read: bool, is_any_version: bool = False
     ) -> None:
         hosts, host = self._rules.hosts, headers.get(b"host", b"")
-        # No web page reaches a Unix socket: there, any name will do.
-        if hosts and not peer.is_own_user and host not in hosts and host.lower() not in hosts:
+        is_ours = host in hosts or host.lower() in hosts
+        if not (is_ours or (self._is_named(host) if peer.is_own_user else not hosts)):
             raise Refusal(
                 NotAllowed(
                     f"this coordinator is not called {host.decode('latin-1')!r}",
@@ -150,6 +157,11 @@ class Access:
             _judge_version(spoken)
         if not is_read and b"origin" in headers:
             _judge_origin(headers[b"origin"], host)
+
+    def _is_named(self, host: bytes) -> bool:
+        """Return True if a `Host` means this coordinator on its Unix socket, at whatever port that is forwarded to."""
+        name = _bare(host.decode("latin-1"))
+        return bool(name) and (name in self._rules.names or is_this_computer(name))
 
     def _is_free_in_system_a(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> bool:
         rules = self._rules
@@ -211,6 +223,12 @@ def shown_token(headers: Mapping[bytes, bytes]) -> bytes | None:
         return given
     said = headers.get(b"authorization", b"")
     return said[len(_BEARER) :].strip() if said[: len(_BEARER)].lower() == _BEARER else None
+
+
+def _bare(host: str) -> str:
+    """Return the host of `HOST` or `HOST:PORT` in lower case, without brackets; empty if it is neither."""
+    found = _HOST.fullmatch(host.lower())
+    return (found["v6"] or found["name"]) if found is not None else ""
 
 
 def _judge_version(spoken: bytes) -> None:
