@@ -191,6 +191,15 @@ def spying(path: Path, folder: Path) -> Submission:
     return Submission(jobs=(order,))
 
 
+def guessing(path: Path, folder: Path) -> Submission:
+    """Order a program whose id names a digest of a file of root: how it is refused would tell whether that is it."""
+    args: dict[str, Any] = {"argv": ["true"], "inputs": [str(path)], "params": {}}
+    identity = {**args, "inputs": [{"content": f"sha256:{'0' * 64}"}]}
+    wanted = job_id(recipe="command", schema_version=1, args=identity)
+    order = JobOrder(id=wanted, name="guesser", recipe="command", folder=str(folder), args=args, identity=identity)
+    return Submission(jobs=(order,))
+
+
 def test_environments_of_jobs_are_built_as_their_users_and_no_file_of_root_is_read_for_them(shell: Shell):
     good, evil = shell.folder / "good", shell.folder / "evil"
     mark = shell.home / "smuggled"
@@ -206,6 +215,7 @@ def test_environments_of_jobs_are_built_as_their_users_and_no_file_of_root_is_re
     try:
         with FleetDesk(url, shell.home) as desk:
             desk.client.submit(spying(shell.home / "state/secrets.env", shell.folder))
+            desk.client.submit(guessing(shell.home / "state/secrets.env", shell.folder))
             for folder in (good, evil):
                 submit_from(folder, shell)
             wait_until(lambda: desk.states()["good"][0] in ("completed", "failed"))
@@ -215,7 +225,9 @@ def test_environments_of_jobs_are_built_as_their_users_and_no_file_of_root_is_re
             desk.client.submit(smuggling(good, desk.client.job("good").attempts[-1].facts["code_tree"]))
             wait_until(lambda: "the job brings its own" in shell.stoker("explain", "smuggler").out)
             wait_until(lambda: desk.states()["spy"][0] == "failed")
-            assert "did not come with the job" in shell.stoker("jobs", "show", "spy").out
+            wait_until(lambda: desk.states()["guesser"][0] == "failed")
+            for name in ("spy", "guesser"):
+                assert "did not come with the job" in shell.stoker("jobs", "show", name).out
             wait_until(lambda: not list(users.glob("[0-9]*")))
             shown = "".join(shell.stoker(*words, "evil").out for words in (("logs",), ("explain",), ("jobs", "show")))
         assert shell.stoker("get", "good", "built").code == 0

@@ -40,7 +40,10 @@ def main() -> int:
             workspace = os.path.join(assembly.settings.home, "workspaces", assignment.run)
             assembly.cache.readable = (*assignment.paths.values(), workspace)
             assembly.granted = given
-        return run_attempt(assignment, desk=assembly.desk(), tools=lambda: assembly.tools, runs=assembly.settings.runs)
+        desk = assembly.desk()
+        if assignment.run_as:
+            desk = changed(desk, readable=assembly.cache.readable)
+        return run_attempt(assignment, desk=desk, tools=lambda: assembly.tools, runs=assembly.settings.runs)
     finally:
         assembly.close()
 

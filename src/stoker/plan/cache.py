@@ -6,7 +6,6 @@ the same for a run, a dry run and an explanation.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +13,7 @@ from stoker.host.imports import Source
 from stoker.model.artifacts import ArtifactRef, Tree, TreeEntry
 from stoker.model.clock import Clock
 from stoker.model.digests import Digest
-from stoker.model.errors import Cancelled, NoPermission
+from stoker.model.errors import Cancelled
 from stoker.model.frozen import frozen
 from stoker.plan.action import Action, StageFacts
 from stoker.plan.code_identity import CodeIdentity
@@ -22,7 +21,7 @@ from stoker.plan.distributions import version_of
 from stoker.plan.graph import Node
 from stoker.plan.stage import Stage
 from stoker.store.local import Found, LocalStore
-from stoker.store.local_files import digest_path
+from stoker.store.local_files import digest_path, refuse_unreadable
 from stoker.store.records import Record
 
 _FINGERPRINT = "(fingerprint)"
@@ -138,9 +137,7 @@ class Cache:
 
     def digest_of(self, path: str) -> str:
         """Digest a file or folder of the user's. `NoPermission` for one that this job may not have read."""
-        if self.readable is not None and not _is_below(path, self.readable):
-            hint = "data = { NAME = PATH } brings it along; this machine's own files are for nobody's job"
-            raise NoPermission(f"{path} did not come with the job, and jobs run as other users here", hint=hint)
+        refuse_unreadable(path, self.readable)
         return digest_path(path, memo=self.store.memo, clock=self._clock)
 
     def look(self, stage: Stage, key: Digest, *, even_volatile: bool = False) -> Hit | Miss:
@@ -219,8 +216,3 @@ class Cache:
 def _has_fingerprint(stage: Stage, action: Action) -> bool:
     """Return whether what a stage's code depends on beside Python is still what an action says."""
     return stage.fingerprint is None or stage.fingerprint() == action.facts.code[_FINGERPRINT]
-
-
-def _is_below(path: str, places: tuple[str, ...]) -> bool:
-    whole = os.path.abspath(path)
-    return any(whole == place or whole.startswith(os.path.join(place, "")) for place in map(os.path.abspath, places))

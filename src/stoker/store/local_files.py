@@ -9,12 +9,30 @@ from functools import partial
 from stoker.host.durable import translated
 from stoker.model.clock import Clock
 from stoker.model.digests import Digest
-from stoker.model.errors import LocalFile
+from stoker.model.errors import LocalFile, NoPermission
 from stoker.store.memo import Memo, stamp_of
 from stoker.store.trees import hash_file, heed_now, scan_tree
 
 _LOOK_BYTES = 1 << 14
 """To look at a file that is known takes as long as to read so many bytes."""
+
+
+def refuse_unreadable(path: str, readable: tuple[str, ...] | None) -> None:
+    """Raise `NoPermission` for a path that a job may not have read. The disk is not looked at.
+
+    `readable` are the only places whose files may be read for the job; None: any.
+    """
+    if not may_read(path, readable):
+        hint = "data = { NAME = PATH } brings it along; this machine's own files are for nobody's job"
+        raise NoPermission(f"{path} did not come with the job, and jobs run as other users here", hint=hint)
+
+
+def may_read(path: str, readable: tuple[str, ...] | None) -> bool:
+    """Return True if a path lies in one of the places whose files may be read for a job; None: any."""
+    if readable is None:
+        return True
+    whole = os.path.abspath(path)
+    return any(whole == place or whole.startswith(os.path.join(place, "")) for place in map(os.path.abspath, readable))
 
 
 def digest_path(path: str, *, memo: Memo, clock: Clock) -> str:

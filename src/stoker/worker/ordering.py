@@ -34,7 +34,7 @@ from stoker.plan.sharing import SharedBase
 from stoker.plan.stage import Stage
 from stoker.plan.surroundings import Surroundings, surrounded_by
 from stoker.plan.sweep_plan import join_plans
-from stoker.store.local_files import digest_path
+from stoker.store.local_files import digest_path, refuse_unreadable
 from stoker.store.memo import Memo
 from stoker.worker.config_paper import CONFIG, config_paper
 from stoker.worker.data_places import DataPlaces
@@ -146,6 +146,8 @@ class Desk:
     """Where data that jobs of the fleet read may come from."""
     surroundings: Surroundings = Surroundings()
     """What recipes may know of this machine."""
+    readable: tuple[str, ...] | None = None
+    """The only places whose files may be read for the job; None: any."""
 
     def order(self, wanted: Wanted) -> Order:
         """Take an order as a whole."""
@@ -235,14 +237,22 @@ class Desk:
     def order_again(
         self, recipe: Recipe, trials: Sequence[Trial], *, name: str, program: ProgramWords | None = None
     ) -> Order:
-        """Take an order whose trials were checked before: the same arguments, with today's code and files."""
-        files = ProgramFiles(program.folder if program else self.folder)
+        """Take an order whose trials were checked before: the same arguments, with today's code and files.
+
+        Raises `NoPermission`, before anything is looked for, if that needs files that are not `readable`.
+        """
+        files = ProgramFiles(program.folder if program else self.folder, self.readable)
         made = []
         for trial in trials:
             now = program.today(files.of(trial.args.get("argv", ()), trial.args.get("outputs", ()))) if program else {}
             checked, faults = recipe.args.check({**trial.args, **now}, owner=recipe.name)
             if faults:
                 raise ArgsFaults(f"{recipe.name} no longer takes these arguments: {faults[0]}", faults=tuple(faults))
+            for path in recipe.args.paths_in(checked):
+                refuse_unreadable(path, self.readable)
+            if program and checked["inputs"]:
+                # Its result is known by its code, and that of a folder which did not come with the job can't be read.
+                refuse_unreadable(program.folder, self.readable)
             made.append(Made(number=trial.number, label=trial.label, point=trial.point, args=checked))
         order = self.order_trials(recipe, made, self._compiled(recipe, made), name=name)
         digests = {shown: self.digest(path) for shown, path in files.all.items()}
@@ -380,7 +390,8 @@ class Desk:
         return os.path.normpath(os.path.join(self.folder, path))
 
     def digest(self, path: str) -> str:
-        """Digest what lies at a path."""
+        """Digest what lies at a path. Raises `NoPermission`, without a look at it, if it is not `readable`."""
+        refuse_unreadable(path, self.readable)
         return digest_path(path, memo=self.memo, clock=self.clock)
 
 

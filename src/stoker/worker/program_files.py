@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from stoker.plan.code_identity import files_behind
+from stoker.store.local_files import may_read
 
 _SCRIPTS = (".sh", ".bash", ".zsh", ".pl", ".rb", ".R", ".jl", ".js", ".lua")
 _RUNNERS = frozenset({"sh", "bash", "dash", "zsh", "perl", "ruby", "Rscript", "julia", "node", "lua"})
@@ -24,15 +25,23 @@ _SHELL_WORD = re.compile(r"[\w./+-]+")
 class ProgramFiles:
     """Finds the files of one program's trials, which share most of their words: each is looked at once."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, readable: tuple[str, ...] | None = None) -> None:
+        """Make it for a program's folder.
+
+        Only in `readable` places (None: all) is anything looked for. What lies elsewhere is not among the files, there
+        or not; of a folder that is not in such a place there are none.
+        """
         self.all: dict[str, str] = {}
         """Every file that was found, by its name in the program's folder."""
         self._folder = folder
+        self._readable = readable
         self._known: dict[tuple[str, str, bool], dict[str, str]] = {}
 
     def of(self, argv: Sequence[str], outputs: Sequence[str] = ()) -> dict[str, str]:
         """Give the files of one trial by their names in the program's folder. What it writes is not among them."""
         found: dict[str, str] = {}
+        if not may_read(self._folder, self._readable):
+            return found
         for position, word in enumerate(argv):
             before = argv[position - 1] if position else ""
             key = (before if before == "-m" else "", word, position == 0)
@@ -51,7 +60,7 @@ class ProgramFiles:
             yield from self._module(word)
         for text in (word, word.partition("=")[2]):
             path = os.path.normpath(os.path.join(self._folder, text)) if text and "\0" not in text else ""
-            if path and os.path.isfile(path):
+            if path and self._is_file(path):
                 yield from self._file(path, is_program=is_first)
 
     def _file(self, path: str, *, is_program: bool) -> Iterator[str]:
@@ -71,9 +80,9 @@ class ProgramFiles:
             path = os.path.normpath(os.path.join(self._folder, word))
             if before == "-m":
                 yield from self._module(word)
-            elif word.endswith(".py") and os.path.isfile(path):
+            elif word.endswith(".py") and self._is_file(path):
                 yield from files_behind(path, roots=[os.path.dirname(path), *self._roots()])
-            elif word.endswith((*_SCRIPTS, *_SETTINGS)) and os.path.isfile(path):
+            elif word.endswith((*_SCRIPTS, *_SETTINGS)) and self._is_file(path):
                 yield path
             before = word
 
@@ -85,15 +94,18 @@ class ProgramFiles:
         for root in self._roots():
             base = os.path.join(root, *parts)
             for path, module in ((f"{base}.py", name), (os.path.join(base, "__main__.py"), f"{name}.__main__")):
-                if os.path.isfile(path):
+                if self._is_file(path):
                     yield from files_behind(path, module=module, roots=self._roots())
                     yield from self._packages_of(root, parts)
 
     def _packages_of(self, root: str, parts: Sequence[str]) -> Iterator[str]:
         for count in range(1, len(parts) + 1):
             path = os.path.join(root, *parts[:count], "__init__.py")
-            if os.path.isfile(path):
+            if self._is_file(path):
                 yield from files_behind(path, module=".".join(parts[:count]), roots=self._roots())
+
+    def _is_file(self, path: str) -> bool:
+        return may_read(path, self._readable) and os.path.isfile(path)
 
     def _roots(self) -> list[str]:
         return [self._folder, os.path.join(self._folder, "src")]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ import pytest
 
 from stoker.model.artifacts import Tree, TreeEntry
 from stoker.model.digests import Digest
-from stoker.model.errors import HashMismatch, Usage
+from stoker.model.errors import HashMismatch, NoPermission, Usage
+from stoker.model.frozen import changed
 from stoker.plan.action import Action, StageFacts
 from stoker.plan.checkpoints import resume_key
 from stoker.plan.graph import Node
@@ -26,8 +29,15 @@ from tests.unit.worker.conftest import Office
 PROJECT = "f" * 40
 
 
-def assigned(office: Office, workspace: Path, *, unproven: dict[str, Any] | None = None, **args: Any) -> Order:
-    workspace.mkdir(parents=True)
+def assigned(
+    office: Office,
+    workspace: Path,
+    *,
+    unproven: dict[str, Any] | None = None,
+    readable: tuple[str, ...] | None = None,
+    **args: Any,
+) -> Order:
+    workspace.mkdir(parents=True, exist_ok=True)
     brief = JobBrief(
         job="a" * 64,
         attempt=1,
@@ -48,7 +58,8 @@ def assigned(office: Office, workspace: Path, *, unproven: dict[str, Any] | None
         vram_bytes=0,
         unproven=unproven or {},
     )
-    return order_assignment(office.desk, Assignment(job=brief, run="run", lease_path=""))
+    desk = changed(office.desk, readable=readable)
+    return order_assignment(desk, Assignment(job=brief, run="run", lease_path=""))
 
 
 def key_of(order: Order) -> str:
@@ -79,6 +90,84 @@ def test_a_file_that_is_not_what_the_id_names_starts_nothing(office: Office, tmp
     rows.write_text("3,4")
     with pytest.raises(HashMismatch, match="not what the job was submitted with"):
         assigned(office, tmp_path / "two", unproven=unproven, inputs=[str(rows)])
+
+
+@pytest.fixture
+def untouched(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Have every look at or below a path fail the test."""
+    closed: list[str] = []
+
+    def guarded(name: str) -> None:
+        real = getattr(os, name)
+
+        def act(path: Any, *more: Any, **named: Any) -> Any:
+            if isinstance(path, str | os.PathLike):
+                assert not any(os.path.abspath(path).startswith(one) for one in closed), (name, path)
+            return real(path, *more, **named)
+
+        monkeypatch.setattr(os, name, act)
+
+    for name in ("stat", "lstat", "open", "scandir", "listdir"):
+        guarded(name)
+    real_open = builtins.open
+
+    def opened(path: Any, *more: Any, **named: Any) -> Any:
+        assert not any(str(path).startswith(one) for one in closed), path
+        return real_open(path, *more, **named)
+
+    monkeypatch.setattr(builtins, "open", opened)
+    return lambda path: closed.append(str(path))
+
+
+@pytest.mark.parametrize("lies_there", ["a file", "a folder", "nothing"])
+@pytest.mark.parametrize("is_unproven", [True, False], ids=["by its digest", "by its name"])
+def test_a_job_of_another_user_learns_nothing_of_files_that_did_not_come_with_it(
+    office: Office, tmp_path: Path, untouched: Callable[[Path], None], lies_there: str, is_unproven: bool
+) -> None:
+    secret, workspace = tmp_path / "secret", tmp_path / "one"
+    if lies_there == "a file":
+        secret.write_text("of root alone")
+    elif lies_there == "a folder":
+        secret.mkdir()
+        (secret / "keys").write_text("of root alone")
+    untouched(secret)
+    content = {"content": f"sha256:{hashlib.sha256(b'of root alone').hexdigest()}"}
+    unproven = {"inputs": [content]} if is_unproven else {}
+    with pytest.raises(NoPermission) as caught:
+        assigned(office, workspace, unproven=unproven, readable=(str(workspace),), inputs=[str(secret)])
+    assert caught.value.message == f"{secret} did not come with the job, and jobs run as other users here"
+
+
+def test_words_of_another_users_program_name_only_files_that_came_with_it(
+    office: Office, tmp_path: Path, untouched: Callable[[Path], None]
+) -> None:
+    workspace, secrets = tmp_path / "one", tmp_path / "secrets"
+    workspace.mkdir()
+    secrets.mkdir()
+    for name in ("keys.json", "run.sh", "tool.py"):
+        (secrets / name).write_text("import os")
+    (workspace / "train.sh").write_text(f"sh {secrets}/run.sh\npython ../secrets/tool.py\npython own.py\n")
+    (workspace / "own.py").write_text("import os")
+    untouched(secrets)
+    argv = ["./train.sh", f"--keys={secrets}/keys.json", "../secrets/run.sh", f"{secrets}/tool.py"]
+    order = assigned(office, workspace, readable=(str(workspace),), argv=argv)
+    assert set(order.code) == {"train.sh", "own.py"}
+
+
+def test_a_folder_that_did_not_come_with_another_users_program_is_not_searched_for_its_code(
+    office: Office, tmp_path: Path
+) -> None:
+    folder, came = tmp_path / "folder", tmp_path / "came"
+    folder.mkdir()
+    (folder / "train.py").write_text("import os")
+    for path in (came, came / "rows"):
+        path.mkdir()
+    (came / "tool.py").write_text("import train")
+    readable, argv = (str(came),), ["python", "train.py", str(came / "tool.py")]
+    assert set(assigned(office, folder, argv=argv).code) == {"train.py", "../came/tool.py"}
+    with pytest.raises(NoPermission, match="folder did not come with the job"):
+        assigned(office, folder, readable=readable, argv=argv, inputs=[str(came / "rows")])
+    assert assigned(office, folder, readable=readable, argv=argv).code == {}
 
 
 def test_run_keeps_its_own_way(office: Office) -> None:
