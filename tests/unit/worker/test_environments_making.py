@@ -27,8 +27,9 @@ from stoker.model.frozen import changed
 from stoker.model.json_text import dumps, loads
 from stoker.model.platforms import Platform
 from stoker.wire.orders import EnvironmentChoice
+from stoker.worker.environments import making
 from stoker.worker.environments.answers import Failed, Impossible, Ready
-from stoker.worker.environments.building import Build, commands
+from stoker.worker.environments.building import Build, commands, lay_out
 from stoker.worker.environments.interpreters import Python
 from stoker.worker.environments.making import Maker
 from stoker.worker.environments.pruning import prune
@@ -121,6 +122,28 @@ def test_the_dependencies_of_a_project_file_are_installed_from_where_pip_would_f
     assert isinstance(rich, Ready), rich
     assert set(rich.packages) == {"alpha", "beta"}
     assert rich.key != plain.key
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "more.txt", "wheels/alpha-1.0-py3-none-any.whl"])
+def test_a_file_that_changes_after_it_was_digested_is_not_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    project = tmp_path / "project"
+    for one in ("alpha", "beta"):
+        wheel(str(project / "wheels"), one)
+    (project / "requirements.txt").write_text("--find-links wheels\n-r more.txt\n")
+    (project / "more.txt").write_text("alpha\n")
+    choice, maker = choice_of(project, "requirements.txt"), maker_in(tmp_path, UV_NO_INDEX="1")
+
+    def swap_and_lay_out(*said: Any, **more: Any) -> None:
+        (project / name).write_text("--find-links wheels\nbeta\n")
+        lay_out(*said, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(making, "lay_out", swap_and_lay_out)
+        answer = maker.make([choice], project=str(project), say=lambda line: None)
+    assert answer == Failed(digest=choice.digest, why="requirements.txt is not the one that was submitted")
+    assert maker.look([choice]) is None
 
 
 def test_what_no_wheel_fits_is_impossible_and_remembered_until_the_interpreters_are_others(tmp_path: Path) -> None:

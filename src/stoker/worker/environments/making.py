@@ -35,7 +35,7 @@ from stoker.worker.environments.building import Build, build, is_open_to, lay_ou
 from stoker.worker.environments.interpreters import Interpreters, Python
 from stoker.worker.environments.pruning import prune
 from stoker.worker.environments.shelf import FORGET_S, Shelf, key_of
-from stoker.worker.environments.sources import LOCK, gather
+from stoker.worker.environments.sources import LOCK, Sources, gather
 from stoker.worker.environments.uv import Diagnosis, Trouble, diagnose, find_uv, without_secrets
 
 Say = Callable[[str], None]
@@ -220,11 +220,9 @@ class Maker:
             return Failed(digest=choice.digest, why="there is no uv here, beside Stoker or on PATH")
         try:
             with reading_as(project.reader):
-                sources = gather(project.folder, choice.path, python=choice.python, extras=choice.extras)
+                sources = gather_choice(project.folder, choice)
         except BadInput as error:
             return Failed(digest=choice.digest, why=error.message)
-        if sources.digest != choice.digest:
-            return Failed(digest=choice.digest, why=f"{choice.path} is not the one that was submitted")
         chosen = next((one for one in self._usable() if fits(one.version, sources.python)), None)
         if chosen is None:
             return self._refuse(choice.digest, self._no_python(sources.python))
@@ -232,6 +230,11 @@ class Maker:
         self.shelf.make(key)
         folder = os.path.join(self.shelf.place(key), "project")
         lay_out(sources, project.folder, folder, reader=project.reader)
+        try:
+            # The copy is what is built, and files of the project may have changed since they were digested.
+            gather_choice(folder, choice)
+        except BadInput as error:
+            return Failed(digest=choice.digest, why=error.message)
         return Build(
             uv=uv,
             sources=sources,
@@ -328,6 +331,14 @@ class Maker:
 
     def _progress_path(self, key: str) -> str:
         return os.path.join(self.shelf.place(key), "building.json")
+
+
+def gather_choice(project: str, choice: EnvironmentChoice) -> Sources:
+    """Gather the files of a choice from a project. Raises `BadInput` if they are not those of its digest."""
+    sources = gather(project, choice.path, python=choice.python, extras=choice.extras)
+    if sources.digest != choice.digest:
+        raise BadInput(f"{choice.path} is not the one that was submitted")
+    return sources
 
 
 @frozen
