@@ -202,6 +202,10 @@ def test_a_projects_own_environment_is_used_where_the_project_lies(tmp_path: Pat
     assert beside(tmp_path, environment={"PATH": os.defpath, "VIRTUAL_ENV": str(active)}) == ""
 
 
+def unseen() -> str:
+    raise AssertionError
+
+
 def test_a_machine_looks_again_at_the_code_that_it_was_given() -> None:
     fields: dict[str, Any] = {
         "job": "a" * 64,
@@ -219,11 +223,11 @@ def test_a_machine_looks_again_at_the_code_that_it_was_given() -> None:
     assert "accepts only ccccccc" in refusal_of(grant, ("c" * 64,))
     assert refusal_of(grant, (digest,)) == ""
     assert refusal_of(Grant(recipe="tabular/gbt", code_tree=digest, **fields), ("c" * 64,)) == ""
-    assert refusal_by_tree(grant, (digest,), tree) == ""
+    assert refusal_by_tree(grant, (digest,), tree, unseen) == ""
     linked = Tree((TreeEntry("sub/train.py", 1, Digest("a" * 64), link_to="../data.py"),))
     other = Grant(recipe="command", code_tree=str(linked.digest()), code_folder="sub", **fields)
-    assert "no file of its tree" in refusal_by_tree(other, (str(linked.digest()),), linked)
-    assert "is not tree" in refusal_by_tree(grant, (digest,), linked)
+    assert "no file of its tree" in refusal_by_tree(other, (str(linked.digest()),), linked, unseen)
+    assert "is not tree" in refusal_by_tree(grant, (digest,), linked, unseen)
 
 
 def test_pins_are_read_from_words_and_files() -> None:

@@ -26,6 +26,7 @@ from stoker.worker.environments.shelf import key_of
 from stoker.worker.environments.sources import gather
 from stoker.worker.preparing import bringing, data_shelf
 from stoker.worker.preparing.child import PreparingProgram
+from stoker.worker.preparing.code import refusal_by_tree
 from stoker.worker.preparing.missing import Held, Standing, what_is_missing
 from stoker.worker.preparing.preparing import Preparing
 from stoker.worker.preparing.pulse import MakingPulse, TreePulse
@@ -271,6 +272,39 @@ def test_who_waits_for_another_feels_that_bytes_still_arrive(tmp_path: Path, des
     assert pulse.beats()
     (staging / "f").write_bytes(b"")
     assert pulse.beats()
+
+
+def test_a_pinned_machine_uses_no_environment_that_was_built_for_other_code(tmp_path: Path, desk: MachineAlone):
+    good, evil = tmp_path / "good", tmp_path / "evil"
+    choices = []
+    for project in (good, evil):
+        (project / "sub").mkdir(parents=True)
+        (project / "sub" / "train.py").write_text("import this\n")
+        (project / "sub" / "requirements.txt").write_text(f"{project.name}\n")
+        digest = gather(str(project / "sub"), "requirements.txt").digest
+        key = key_of(digest, desk.maker.platform)
+        desk.maker.shelf.make(key)
+        venv_bin = Path(desk.maker.shelf.venv(key)) / "bin"
+        venv_bin.mkdir(parents=True)
+        (venv_bin / "python").symlink_to(sys.executable)
+        desk.maker.shelf.keep(changed(READY, digest=digest, key=key, interpreter=str(venv_bin / "python")))
+        choices.append(EnvironmentChoice(kind="requirements", path="requirements.txt", digest=digest))
+    tree = kept_tree(good, desk.store)
+
+    def refusal(choice: EnvironmentChoice) -> str:
+        args = {"argv": ["python", "train.py"]}
+        wanted = wanting(recipe="command", code_tree=tree, code_folder="sub", environment=(choice,), args=args)
+        held = desk.here.look(wanted)
+        assert held.code
+        assert isinstance(held.environment, Ready)
+        return refusal_by_tree(wanted, (tree,), desk.here.code_tree(wanted), lambda: desk.here.code_view(wanted))
+
+    assert refusal(choices[0]) == ""
+    assert "requirements.txt is not the one" in refusal(choices[1])
+    assert "there is no file other.txt" in refusal(choices[1].model_copy(update={"path": "other.txt"}))
+    for outside in ("../../evil/sub/requirements.txt", "/requirements.txt", "\0.txt"):
+        assert "outside of the project" in refusal(choices[1].model_copy(update={"path": outside}))
+    assert "no file that an environment can be made from" in refusal(choices[1].model_copy(update={"path": ""}))
 
 
 def test_who_waits_for_an_environment_feels_that_it_is_still_made(tmp_path: Path, desk: MachineAlone):

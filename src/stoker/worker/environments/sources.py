@@ -257,7 +257,7 @@ class _Gathering:
     def _read(self, place: str, limit_bytes: int, *, needed_by: str = "") -> bytes:
         if len(self.digests) >= _MOST_FILES:
             raise BadInput(f"more than {_MOST_FILES:,} files belong to the environment")
-        if place.startswith(("..", "/")):
+        if place.startswith(("..", "/")) or "\0" in place:
             raise BadInput(f"{place} lies outside of the project", hint="env names a file below the project's folder")
         try:
             # What the store shows of a tree are links to its blobs.

@@ -219,7 +219,8 @@ class Underway:
             return Refusal(reason=answer.reason, message=answer.message, lasts=answer.lasts)
         accepts = self._site.machine.accepts
         if answer is not None and accepts and grant.code_tree:
-            why = refusal_by_tree(grant, accepts, preparing.here.code_tree(grant))
+            here = preparing.here
+            why = refusal_by_tree(grant, accepts, here.code_tree(grant), lambda: here.code_view(grant))
             return Refusal(reason="code", message=why, lasts=True) if why else answer
         return answer
 

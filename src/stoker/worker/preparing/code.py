@@ -6,14 +6,15 @@ Laying it out is `workspaces`; bringing it is the preparing child's.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stoker.host.interpreter import find_python, is_bare_python
 from stoker.model.artifacts import Tree
-from stoker.model.errors import StokerError
+from stoker.model.errors import BadInput, StokerError
 from stoker.wire.code import code_of, start_of, why_not_accepted, why_not_in_tree
 from stoker.wire.leasing import Grant
+from stoker.worker.environments.making import PYTHON, gather_choice
 from stoker.worker.program_order import RECIPE
 
 _VENV = ".venv"
@@ -27,8 +28,12 @@ def refusal_of(grant: Grant, accepts: Sequence[str]) -> str:
     return why_not_accepted(accepts, *code_of(grant)) if grant.recipe == RECIPE else ""
 
 
-def refusal_by_tree(grant: Grant, accepts: Sequence[str], tree: Tree) -> str:
-    """Return why a machine that accepts only some code does not start a job, whose code is this tree."""
+def refusal_by_tree(grant: Grant, accepts: Sequence[str], tree: Tree, show: Callable[[], str]) -> str:
+    """Return why a machine that accepts only some code does not start a job, whose code is this tree.
+
+    `show` returns the job's folder in a view of the tree. An environment is accepted if it is made from files of that
+    folder, and not because this machine has built it for another job.
+    """
     if not accepts or grant.recipe != RECIPE:
         return ""
     refused = refusal_of(grant, accepts)
@@ -38,7 +43,15 @@ def refusal_by_tree(grant: Grant, accepts: Sequence[str], tree: Tree) -> str:
         return f"the code that came is not tree {grant.code_tree[:12]}"
     files = {entry.path: entry.executable for entry in tree.entries if entry.link_to is None}
     why = why_not_in_tree(start_of(grant.args.get("argv") or ()), grant.code_folder, files)
-    return f"accepts only programs of their trees, and this {why}" if why else ""
+    if why:
+        return f"accepts only programs of their trees, and this {why}"
+    try:
+        for choice in grant.environment:
+            if choice.kind != PYTHON:
+                gather_choice(show(), choice)
+    except BadInput as error:
+        return f"accepts only environments of their trees: {error.message}"
+    return ""
 
 
 def python_beside(args: Mapping[str, Any], folder: str, *, environment: Mapping[str, str], own_prefix: str) -> str:

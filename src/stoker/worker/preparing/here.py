@@ -14,6 +14,7 @@ from stoker.model.frozen import fresh, frozen
 from stoker.store.held import held_tree
 from stoker.store.local import LocalStore
 from stoker.store.records import Record
+from stoker.store.views import open_view
 from stoker.wire.leasing import Grant
 from stoker.wire.orders import InputBody, InputKind
 from stoker.worker.data_trees import known_tree
@@ -92,6 +93,10 @@ class Here:
     def code_tree(self, grant: Grant) -> Tree:
         """Return the tree of a job's code, which is here."""
         return self._record(grant.code_tree).tree
+
+    def code_view(self, grant: Grant) -> str:
+        """Return the job's folder in a view of its code, which is here."""
+        return os.path.join(open_view(self._store(), self._record(grant.code_tree)), grant.code_folder)
 
     def put_in_place(self, grant: Grant, run: str, held: Held) -> Prepared:
         """Make an attempt's workspace and give the paths of all that it reads. Nothing is missing."""
