@@ -89,6 +89,18 @@ def unproven_args(job: Identified) -> dict[str, Any]:
     return found
 
 
+def found_args(job: Identified) -> dict[str, str]:
+    """Return identity args (name → its text in the identity) that run with the whole path of what the text names.
+
+    Only the machine that has the recipe can tell whether they are paths: the worker refuses those that are not.
+    """
+    return {
+        name: wanted
+        for name, wanted in job.identity.items()
+        if type(wanted) is str and is_found_at(job.args.get(name), wanted)
+    }
+
+
 def _args_fault(job: Identified) -> str:
     args = job.args
     for name, wanted in job.identity.items():
@@ -100,7 +112,7 @@ def _args_fault(job: Identified) -> str:
         if value is _MISSING:
             if name not in (DATA, PROJECT) or job.recipe != PROGRAM:
                 return f"its argument {name} is missing, and its id is made from it"
-        elif not _agree(value, wanted) and not _is_found_at(value, wanted):
+        elif not _agree(value, wanted) and not is_found_at(value, wanted):
             return f"its argument {name} is not the one that its id is made from"
     return ""
 
@@ -195,11 +207,16 @@ def _agree(value: Any, wanted: Any) -> bool:
     return type(value) is kind and bool(value == wanted)
 
 
-def _is_found_at(value: Any, wanted: Any) -> bool:
-    """Return True if a text became the whole path of what it names: where that lies is no part of an identity."""
+def is_found_at(value: Any, wanted: Any) -> bool:
+    """Return True if a text became the whole path of what it names: where that lies is no part of an identity.
+
+    A text without a slash or dot is no path to be found, and one of dots alone does not say what it names.
+    """
     if type(value) is not str or type(wanted) is not str or not os.path.isabs(value) or os.path.isabs(wanted):
+        return False
+    if "/" not in wanted and "." not in wanted:
         return False
     named = os.path.normpath(wanted.removeprefix("~/"))
     while named.startswith("../"):
         named = named[3:]
-    return named in (".", "..") or os.path.normpath(value).endswith(f"/{named}")
+    return named not in (".", "..") and os.path.normpath(value).endswith(f"/{named}")

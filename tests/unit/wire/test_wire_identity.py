@@ -10,7 +10,7 @@ from stoker.model.artifacts import Tree, TreeEntry
 from stoker.model.digests import Digest
 from stoker.model.ids import job_id
 from stoker.wire.codec import from_json, to_json
-from stoker.wire.identity import identity_fault, unproven_args
+from stoker.wire.identity import found_args, identity_fault, unproven_args
 from stoker.wire.orders import JobOrder
 
 A, B, C = (digit * 64 for digit in "abc")
@@ -69,6 +69,10 @@ def test_what_an_honest_order_holds_agrees(identity: dict[str, Any], args: dict[
         ({"path": "rows.txt"}, {"path": "/home/eve/other.txt"}),
         ({"path": "rows.txt"}, {"path": "elsewhere/rows.txt"}),
         ({"path": "/data/rows.txt"}, {"path": "/evil/data/rows.txt"}),
+        ({"dataset": "imdb"}, {"dataset": "/home/eve/imdb"}),
+        ({"path": "."}, {"path": "/etc"}),
+        ({"path": "../.."}, {"path": "/etc"}),
+        ({"path": ""}, {"path": "/etc/"}),
         ({"params": {"content": "text"}}, {"params": "text"}),
         ({"rows": {"content": f"sha256:{A}"}}, {"rows": ["/a"]}),
         ({"(data)": {"DATA": f"tree:{A}"}}, {}),
@@ -117,6 +121,13 @@ def test_files_that_are_no_inputs_are_left_to_the_machine_that_runs_the_job() ->
     order = made(identity, {"rows": ["/a", "/b"], "lr": 0.1})
     assert identity_fault(order.id, order) == ""
     assert unproven_args(order) == {"rows": identity["rows"]}
+
+
+def test_texts_that_became_whole_paths_are_left_to_the_machine_that_has_the_recipe() -> None:
+    identity = {"name": "org/name", "same": "a/b", "rows": {"content": f"sha256:{A}"}, "n": 1}
+    order = made(identity, {"name": "/tmp/org/name", "same": "a/b", "rows": "/a", "n": 1})
+    assert identity_fault(order.id, order) == ""
+    assert found_args(order) == {"name": "org/name"}
 
 
 def test_a_programs_data_folder_and_ranks_are_those_of_its_identity() -> None:

@@ -49,6 +49,7 @@ class ReadArgs:
     data: InputPath = arg(help="the file to read")
     more: list[InputPath] = arg([])
     maybe: InputPath | None = arg(None)
+    title: str = arg("", help="a text that is no path")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,6 +85,7 @@ def test_files_count_by_what_they_hold_and_are_remembered_by_where_they_lie(
         "data": f"{office.folder}/a",
         "more": [f"{office.folder}/a", f"{office.folder}/b"],
         "maybe": None,
+        "title": "",
     }
 
 

@@ -9,17 +9,18 @@ import pytest
 from stoker.config.manifest import JobEntry
 from stoker.cookbooks.language.recipes import lora
 from stoker.hardware.admission import Memory
-from stoker.model.errors import ArgsFaults
+from stoker.model.errors import ArgsFaults, BadInput
 from stoker.model.frozen import changed
 from stoker.model.requirements import Wish
 from stoker.model.resources import GIB, Needs
 from stoker.plan.code_identity import CodeIdentity
 from stoker.plan.sharing import SharedBase
+from stoker.wire.identity import found_args, identity_fault, unproven_args
 from stoker.wire.orders import InputKind, JobOrder
 from stoker.worker.attempt.assignment import Assignment, JobBrief
 from stoker.worker.attempt.ordering import order_assignment
 from stoker.worker.data_places import DataPlaces, FoundRepository
-from stoker.worker.ordering import Desk, Wanted
+from stoker.worker.ordering import Desk, Order, Wanted
 from stoker.worker.submitting.manifest_orders import read_orders
 from stoker.worker.submitting.requiring import required_of_entry, required_of_needs
 from stoker.worker.submitting.shapes import Shapes
@@ -125,6 +126,57 @@ def test_whoever_wants_a_job_that_runs_apart_does_not_say_where_we_write(
     assignment = Assignment(job=_brief(order, []), run="run", lease_path="", run_as=run_as)
     made = order_assignment(office.desk, assignment)
     assert made.trials[0].args["checkpoints"] == (None if run_as else "/etc")
+
+
+def _reading(office: Office, **hyper: str) -> JobOrder:
+    """Order what a manifest says, whose paths are still as they were written."""
+    for name in ("org/name", "rows.txt", "more.txt"):
+        (office.folder / name).parent.mkdir(exist_ok=True)
+        (office.folder / name).write_text("1")
+    manifest = office.folder / "m.toml"
+    said = ", ".join(f'{name} = "{text}"' for name, text in {"data": "rows.txt", **hyper}.items())
+    manifest.write_text(f'[[jobs]]\nname = "a"\nrecipe = "test/read"\nhyper = {{ {said} }}\n')
+    (order,) = read_orders(str(manifest), desk=office.desk, code=CodeIdentity(str(office.folder / "code.json"))).jobs
+    assert identity_fault(order.id, order) == ""
+    return order
+
+
+def _here(office: Office, order: JobOrder) -> Order:
+    brief = changed(_brief(order, []), unproven=unproven_args(order), found=found_args(order))
+    return order_assignment(office.desk, Assignment(job=brief, run="run", lease_path=""))
+
+
+@pytest.mark.parametrize("title", ["org/name", "./org", ".", ".."])
+def test_a_text_that_is_no_path_runs_as_it_was_written_though_there_is_a_file_of_its_name(
+    office: Office, title: str
+) -> None:
+    order = _reading(office, title=title)
+    assert order.args["title"] == order.identity["title"] == title
+    (typed,) = orders(office, "data=rows.txt", f"title={title}", target="test/read").jobs
+    assert typed.args["title"] == title
+    assert _here(office, order).trials[0].args["title"] == title
+
+
+def test_a_path_that_no_stage_reads_runs_as_a_whole_one_and_is_known_as_it_was_written(office: Office) -> None:
+    order = _reading(office, maybe="org/name")
+    assert order.identity["maybe"] == "org/name"
+    assert _here(office, order).trials[0].args["maybe"] == str(office.folder / "org" / "name")
+
+
+def test_a_path_of_dots_alone_is_known_by_its_content(office: Office) -> None:
+    order = _reading(office, maybe="org/../org/.")
+    assert order.identity["maybe"] == "org/../org/."
+    order = _reading(office, maybe="org/..")
+    assert order.identity["maybe"]["content"].startswith("tree:")
+
+
+def test_a_job_does_not_run_with_a_path_in_the_place_of_a_text_of_its_id(office: Office) -> None:
+    order = _reading(office, title="org/name")
+    forged = order.model_copy(update={"args": {**order.args, "title": "/tmp/evil/org/name"}})
+    # Without the recipe, it may be a path that was made whole.
+    assert identity_fault(forged.id, forged) == ""
+    with pytest.raises(BadInput, match="argument title is not 'org/name', which its id is made from"):
+        _here(office, forged)
 
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -41,6 +41,8 @@ class JobBrief:
     vram_bytes: int
     unproven: dict[str, Any] = fresh(factory=dict)
     """Arguments whose files have to be digested here before it starts, as the job's identity has them."""
+    found: dict[str, str] = fresh(factory=dict)
+    """Arguments that are the whole path of what the job's identity names, as the identity has them."""
 
 
 @frozen

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.model.digests import Digest
-from stoker.model.errors import HashMismatch
+from stoker.model.errors import BadInput, HashMismatch
 from stoker.model.fleet_errors import VersionSkew
 from stoker.model.frozen import changed
 from stoker.model.ids import contents_of
@@ -33,6 +33,7 @@ def order_assignment(desk: Desk, assignment: Assignment) -> Order:
             f"{brief.recipe} is of version {recipe.version} here, and the job was made for {brief.schema_version}",
             hint="install the same version of its cookbook everywhere",
         )
+    _check_found(recipe, brief)
     args = with_inputs(recipe, _args_here(recipe, brief), assignment.paths)
     _check_contents(desk, brief, args)
     if assignment.run_as and recipe.name != RECIPE and args.get(CHECKPOINTS):
@@ -84,6 +85,14 @@ def spec_of(spec: JobSpec, assignment: Assignment) -> JobSpec:
         folder=brief.folder or spec.folder,
         options={**spec.options, "fleet": {**told, **assignment.facts}},
     )
+
+
+def _check_found(recipe: Recipe, brief: JobBrief) -> None:
+    """Refuse a job that runs with a path in the place of a text of its id, where the recipe declares no path."""
+    for name, wanted in brief.found.items():
+        if name not in recipe.args.specs or not recipe.args.specs[name].type.paths(brief.args[name]):
+            message = f"its argument {name} is not {wanted!r}, which its id is made from, and no path of {recipe.name}"
+            raise BadInput(message, hint="submit the job again")
 
 
 def _check_contents(desk: Desk, brief: JobBrief, args: dict[str, Any]) -> None:

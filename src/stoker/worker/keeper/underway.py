@@ -17,7 +17,7 @@ from stoker.model.clock import Clock
 from stoker.model.errors import Bug, IllegalMove, NotFound, StokerError
 from stoker.model.frozen import frozen
 from stoker.model.ids import attempt_id
-from stoker.wire.identity import unproven_args
+from stoker.wire.identity import found_args, unproven_args
 from stoker.wire.leasing import Grant
 from stoker.worker.attempt.assignment import Assignment, JobBrief, LeaseFile
 from stoker.worker.inside.place import Given, Place, place_beside
@@ -311,4 +311,5 @@ def _brief(grant: Grant, folder: str, python: str) -> JobBrief:
         is_shared=grant.is_shared,
         vram_bytes=grant.vram_bytes,
         unproven=unproven_args(grant),
+        found=found_args(grant),
     )

@@ -14,6 +14,7 @@ from stoker.model.faults import Fault
 from stoker.model.ids import JobIds
 from stoker.plan.recipe import Recipe
 from stoker.plan.sharing import SharedBase
+from stoker.wire.identity import is_found_at
 from stoker.wire.orders import InputBody, JobOrder, RequirementsBody, job_order, order_alike
 from stoker.worker.attempt.inputs import places_of, without_runtime
 from stoker.worker.ordering import Desk
@@ -110,6 +111,7 @@ class RecipeOrders:
                 for fault in shape.faults:
                     note(fault)
                 return None
+            _restore_texts(form.recipe, values, args, wanted.said, shape)
             own = {**self._identity(wanted, values, args, shape), **brought.identity()}
             inputs = self._inputs_of(form.recipe, args, wanted.said, shape) if shape.files else ()
             inputs += brought.inputs
@@ -187,8 +189,9 @@ class RecipeOrders:
         form = wanted.form
         own = form.identity(args, form.own(wanted.said), self._desk.digest)
         for name in wanted.said:
-            # A path that was made whole for the way is still what was written: never a place in an id.
-            if name in own and type(args[name]) is str and args[name] is not values[name]:
+            # A path that was made whole for the way is still what was written: never a place in an id. Where that does
+            # not say what is meant (..), its content does.
+            if name in own and type(args[name]) is str and is_found_at(args[name], values[name]):
                 own[name] = values[name]
                 if args[name] in shape.files:
                     own[name] = {"content": self._desk.digest(args[name])}
@@ -246,6 +249,16 @@ class RecipeOrders:
             path = self._desk.from_here(text.replace("~", home, 1) if text.startswith("~/") else text)
             self._whole[text] = path if os.path.exists(path) else text
         return self._whole[text]
+
+
+def _restore_texts(
+    recipe: Recipe, values: Mapping[str, Any], args: dict[str, Any], said: tuple[str, ...], shape: Shape
+) -> None:
+    """Take identity texts back that were made whole paths, and are neither declared as paths nor read as files."""
+    for name in said:
+        spec, value = recipe.args.specs[name], args[name]
+        if type(value) is str and not spec.is_runtime and value not in shape.files and not spec.type.paths(value):
+            args[name] = values[name]
 
 
 def _required_of(checked: Checked, shape: Shape, shared: SharedBase | None, gpus: int | None) -> RequirementsBody:
