@@ -222,6 +222,16 @@ def test_a_job_whose_arguments_were_forged_is_declined_and_never_starts(busy: Ke
     assert not (busy.folder / "edited").exists()
 
 
+def test_a_program_does_not_run_with_a_path_in_the_place_of_a_text_of_its_id(keep: Keep, fleet: FakeCoordinator):
+    job = fleet.submit("job", argv=["true"], folder=str(keep.folder), args={"note": "org/name"})
+    # As an edited database would have it: the id is still that of the text.
+    told = fleet.jobs[job].grant
+    told["args"] = {**told["args"], "note": "/tmp/evil/org/name"}
+    with keep:
+        fleet.until(lambda: fleet.jobs[job].state in ("completed", "failed"))
+    assert "its argument note is not 'org/name', which its id is made from" in fleet.jobs[job].last.message
+
+
 def test_an_attempt_whose_process_is_killed_failed_as_lost_and_leaves_nothing(busy: Keep):
     fleet = busy.fleet
     job = shell(busy, SLEEPER, "killed")
