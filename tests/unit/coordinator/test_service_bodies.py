@@ -9,11 +9,15 @@ from typing import Any
 
 import pytest
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
+from stoker.coordinator.service.access import LOCAL_ADMIN
 from stoker.coordinator.service.bodies import RETRY_S, SPOOL_BYTES, Bodies, Incoming, spooled
 from stoker.coordinator.service.intake import WORD_BYTES
+from stoker.coordinator.service.job_routes import JobRoutes
 from stoker.model.errors import NoSpace, Unavailable
 from stoker.model.fleet_errors import TooLarge
+from stoker.wire.orders import Submission, Submitted
 
 MIB = 1 << 20
 
@@ -101,6 +105,24 @@ def test_who_leaves_while_waiting_holds_nothing():
     run(act)
 
 
+def test_room_is_not_passed_on_to_a_request_that_was_cancelled_a_moment_before():
+    async def act() -> None:
+        bodies = Bodies(MIB, MIB)
+        assert bodies.take_now("a", MIB)
+        gone, next_one = (asyncio.ensure_future(bodies.take(owner, MIB)) for owner in ("b", "c"))
+        await asyncio.sleep(0)
+        # Its task has not run since.
+        gone.cancel()
+        bodies.release("a", MIB)
+        await asyncio.wait([gone, next_one])
+        assert gone.cancelled()
+        assert next_one.exception() is None
+        bodies.release("c", MIB)
+        assert bodies.held_bytes == 0
+
+    run(act)
+
+
 def test_room_is_held_from_the_first_read_until_it_is_released():
     async def act() -> None:
         bodies = Bodies(MIB, MIB)
@@ -170,5 +192,62 @@ def test_a_large_body_without_room_on_disk_or_beyond_its_limit_is_refused(tmp_pa
         with pytest.raises(NoSpace):
             async with spooled(messages(*parts), {}, 1 << 30, disk=disk, keep=disk.keep):
                 pass
+
+    run(act)
+
+
+class Desk:
+    """An office that counts the submissions which it has in memory, with one thread for them as the real one has."""
+
+    def __init__(self, folder: Path) -> None:
+        self.keeping = Disk(folder)
+        self.keep = self.keeping.keep
+        self.views = self
+        self.in_memory, self.most_in_memory, self.posted = 0, 0, 0
+        self.is_refusing = False
+        self._thread = asyncio.Lock()
+
+    async def order(self, act: Callable[..., Any], *args: Any) -> Any:
+        async with self._thread:
+            await asyncio.sleep(0)
+            self.in_memory += 1
+            self.most_in_memory = max(self.most_in_memory, self.in_memory)
+            return act(*args)
+
+    async def submit(self, submission: Submission, *, only_of: str | None) -> Submitted:
+        async with self._thread:
+            await asyncio.sleep(0)
+            if self.is_refusing:
+                self.in_memory -= 1
+                raise NoSpace("full")
+            return Submitted(jobs=(), counts={})
+
+    async def read(self, act: Callable[..., Any], *args: Any) -> Any:
+        await asyncio.sleep(0)
+        return act(*args)
+
+    def forecast(self, _submission: Submission, submitted: Submitted) -> Submitted:
+        self.in_memory -= 1
+        self.posted += 1
+        return submitted
+
+
+def test_submissions_that_have_come_whole_are_in_memory_one_at_a_time(tmp_path: Path):
+    async def act() -> None:
+        desk = Desk(tmp_path)
+        routes = JobRoutes(desk)  # type: ignore[arg-type]
+
+        async def submit() -> None:
+            body = Submission(jobs=(), dry_run=True).model_dump_json().encode()
+            scope = {"type": "http", "headers": []}
+            await routes.submit(Request(scope, messages(b" " * SPOOL_BYTES, body)), LOCAL_ADMIN)
+
+        await asyncio.gather(*(submit() for _ in range(24)))
+        assert (desk.most_in_memory, desk.posted) == (1, 24)
+        # One that is refused keeps none waiting.
+        desk.is_refusing = True
+        refused = await asyncio.gather(*(submit() for _ in range(3)), return_exceptions=True)
+        assert [type(one) for one in refused] == [NoSpace] * 3
+        assert (desk.most_in_memory, desk.in_memory) == (1, 0)
 
     run(act)

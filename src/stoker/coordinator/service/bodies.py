@@ -78,7 +78,8 @@ class Bodies:
             del self._held[owner]
         for waiting in list(self._waiting):
             owner, size_bytes, future = waiting
-            if self.take_now(owner, size_bytes):
+            # One that was cancelled removes itself when its task runs.
+            if not future.done() and self.take_now(owner, size_bytes):
                 self._waiting.remove(waiting)
                 future.set_result(None)
 

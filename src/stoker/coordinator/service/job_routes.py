@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -16,11 +18,13 @@ from stoker.coordinator.service.office import Office
 from stoker.coordinator.service.who import Who, changes_only, recorded
 from stoker.model.fleet_errors import NotAllowed
 from stoker.model.lifecycle import JobState
-from stoker.model.principals import Role
+from stoker.model.principals import Principal, Role
 from stoker.wire.asking import DoneView, EventPage, JobAsk, JobsAsk, JobsPriorityAsk, Leaderboard, PriorityAsk
 from stoker.wire.orders import Submission, Submitted
 from stoker.wire.views import JobExplanation, JobPage, JobStory
 
+SUBMISSIONS_AT_ONCE = 1
+"""In memory at the same time, from when they have arrived whole until they are answered: each may have 256 MiB."""
 MOST_PER_PAGE = 1000
 _LAST_ID = 2**63 - 1
 _NOT_COMPLETED = (JobState.FAILED.value, JobState.CANCELLED.value)
@@ -35,6 +39,7 @@ class JobRoutes:
     def __init__(self, office: Office, code_gate: CodeGate | None = None) -> None:
         self._office = office
         self._code_gate = code_gate
+        self._submissions = asyncio.Semaphore(SUBMISSIONS_AT_ONCE)
         self.router = APIRouter(tags=["jobs"])
         add = self.router.add_api_route
         add("/v1/jobs", self.submit, methods=["POST"], response_model=Submitted, openapi_extra=body_of(Submission))
@@ -59,9 +64,13 @@ class JobRoutes:
         """Hand in jobs, all or none."""
         office = self._office
         headers = headers_of(request.scope)
-        async with spooled(request.receive, headers, ORDER_BYTES, disk=office.keeping, keep=office.keep) as load:
-            # One after the other: each may be a quarter of a gibibyte.
-            submission = await office.order(lambda: read_message(Submission, load()))
+        body = spooled(request.receive, headers, ORDER_BYTES, disk=office.keeping, keep=office.keep)
+        async with body as load, self._submissions:
+            return answer(await self._submit(load, who))
+
+    async def _submit(self, load: Callable[[], bytes], who: Principal) -> Submitted:
+        office = self._office
+        submission = await office.order(lambda: read_message(Submission, load()))
         if submission.hosts and not who.may(Role.OPERATE):
             hint = "leave [[hosts]] out, or let somebody with the role operate submit it"
             raise NotAllowed("what a manifest says about machines needs the role operate", hint=hint)
@@ -73,7 +82,7 @@ class JobRoutes:
         submitted = await office.submit(submission, only_of=changes_only(who))
         if submission.dry_run:
             submitted = await office.read(office.views.forecast, submission, submitted)
-        return answer(submitted)
+        return submitted
 
     async def page(
         self,
