@@ -134,7 +134,7 @@ class JobOrder(Asked):
     """The tree that a program runs in, laid out anew for each attempt; empty: it runs in `folder` itself."""
     code_folder: CodeFolder = ""
     """Where in that tree it runs; empty: at its top."""
-    commit: Annotated[str, Field(max_length=100)] = ""
+    commit: Annotated[str, Field(max_length=100, pattern=r"^[0-9A-Za-z._+-]*$")] = ""
     """What that tree stands on: `HASH`, `HASH+3` with so many uncommitted changes."""
     inputs: Annotated[tuple[InputBody, ...], Field(max_length=1000)] = ()
     environment: Annotated[tuple[EnvironmentChoice, ...], Field(max_length=100)] = ()

@@ -36,5 +36,5 @@ def unaccepted(book: Book, machine: Machine) -> dict[str, str]:
     accepts = machine.accepts
     if not accepts:
         return {}
-    found = {word: why_not_accepted(accepts, *word.split(":")[1:]) for word in book.code_words}
+    found = {word: why_not_accepted(accepts, *word.split(":", 2)[1:]) for word in book.code_words}
     return {word: why for word, why in found.items() if why}
