@@ -13,7 +13,7 @@ import pytest
 
 from stoker.coordinator.service.access import LOCAL_WORKER, Peer
 from stoker.coordinator.service.bodies import Bodies
-from stoker.coordinator.service.connection import Patience
+from stoker.coordinator.service.connection import Connection, Patience
 from stoker.coordinator.service.exchange import Reply, Route
 from stoker.coordinator.service.intake import SPEECH_BYTES
 from stoker.coordinator.service.running import Running, Stage
@@ -203,6 +203,13 @@ def test_a_refusal_does_not_wait_for_the_body(toy):
         assert json.loads(read_answer(connection)[2]) == {"quick": 3}
 
 
+def test_a_stranger_is_not_asked_for_a_body_before_it_is_refused(toy):
+    with dial(toy) as connection:
+        head = b"POST /quick HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 2\r\n"
+        connection.sendall(head + b"x-who: stranger\r\n\r\n")
+        assert read_answer(connection)[0] == 403
+
+
 def test_a_body_is_refused_by_its_announced_and_by_its_real_length(toy):
     with dial(toy) as connection:
         connection.sendall(b"POST /quick HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (SPEECH_BYTES + 1))
@@ -279,6 +286,20 @@ def test_what_is_not_http_and_heads_without_end_are_refused(toy):
         connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n" + b"x-long: " + b"y" * 8000)
         assert read_answer(connection)[0] == 431
         assert is_cut(connection)
+
+
+@pytest.mark.parametrize("line", [b"GET http://[::1 HTTP/1.1", b"CONNECT a HTTP/1.1", b"CONNECT a:1 HTTP/1.1"])
+@pytest.mark.parametrize("before", [b"", post("/quick")], ids=["new", "used"])
+def test_a_request_line_without_a_path_is_refused_and_logged_nowhere(toy, caplog, line: bytes, before: bytes):
+    with dial(toy) as connection:
+        if before:
+            connection.sendall(before)
+            assert read_answer(connection)[0] == 200
+        connection.sendall(line + b"\r\nhost: x\r\n\r\n")
+        status, _, body = read_answer(connection)
+        assert (status, json.loads(body)["error"]) == (400, "bad_input")
+        assert is_cut(connection)
+    assert caplog.records == []
 
 
 CHUNKED = b"POST %b HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -386,3 +407,20 @@ def test_no_byte_after_an_answer_keeps_a_connection_open_for_good(toy, sent: byt
         read_answer(connection)
         connection.sendall(b"\r\n")
         assert is_cut(connection)
+
+
+def test_a_look_at_one_connection_that_fails_keeps_the_others_watched(toy, caplog, monkeypatch):
+    look, failed = Connection.look, []
+
+    def fail_once(self: Connection, now_s: float) -> None:
+        if not failed:
+            failed.append(self)
+            raise ZeroDivisionError
+        look(self, now_s)
+
+    monkeypatch.setattr(Connection, "look", fail_once)
+    with dial(toy) as first, dial(toy) as second:
+        for connection in (first, second):
+            connection.sendall(b"POST /quick HTTP/1.1\r\n")
+            assert read_answer(connection)[0] == 408
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]

@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from stoker.coordinator.service.accepting import Crowd
 from stoker.coordinator.service.access import UNKNOWN, Peer
 from stoker.coordinator.service.exchange import Door, Exchange
-from stoker.coordinator.service.speech import json_bytes
+from stoker.coordinator.service.speech import LOG, json_bytes
 from stoker.coordinator.service.who import PEER
 from stoker.host.door import user_at
 from stoker.host.tls.peer import read_peer
@@ -158,10 +158,11 @@ class Connection(HttpToolsProtocol):
         if len(self.pipeline) >= self.patience.pipelined:
             self._ignore_rest()
             raise _NotRead
-        self._is_in_head = False
         self._window_s, self._window_bytes = self._heard_s, 0
         if not self._begin_exchange():
+            # Raises for a URL without a path: nothing answers this request yet.
             super().on_headers_complete()
+        self._is_in_head = False
 
     def on_body(self, body: bytes) -> None:
         self._read_body_bytes += len(body)
@@ -285,9 +286,9 @@ class Connection(HttpToolsProtocol):
         exchange = Exchange(route, self.transport, keep_alive=keep_alive, on_done=self.on_response_complete)
         # Where the server looks for what is under way.
         self.cycle = self._exchange = exchange  # type: ignore[assignment]
-        if self.expect_100_continue:
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         exchange.begin(self.door, dict(self.headers), self._peer)
+        if self.expect_100_continue and not exchange.response_complete:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         return True
 
     def _refuse(self, status: bytes, error: StokerError) -> None:
@@ -331,4 +332,7 @@ async def watch(connections: Iterable[object], every_s: float) -> None:
         now_s = loop.time()
         for connection in list(connections):
             if isinstance(connection, Connection):
-                connection.look(now_s)
+                try:
+                    connection.look(now_s)
+                except Exception:  # noqa: BLE001 - the other connections are still looked at
+                    LOG.exception("a connection could not be checked")
