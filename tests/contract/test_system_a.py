@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import http.client
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stoker.coordinator.service.bodies import EACH_BYTES, SPOOL_BYTES
 from stoker.model.ids import job_id
 from stoker.wire.asking import MachineAsk
 from stoker.wire.leasing import Claim, Granted, Hello
@@ -17,6 +19,7 @@ from tests.contract.queue_driving import order
 from tests.servers.coordinator import TOKEN, Fleet, coordinator
 from tests.servers.system_a import Caller, Refused, Worker, capability, tarball
 from tests.servers.tls_line import Lines
+from tests.servers.unix_http import UnixConnection
 
 GIB = 1 << 30
 
@@ -131,6 +134,60 @@ def test_a_claim_that_is_over_can_say_nothing_more(fleet: Fleet) -> None:
     # The answer was lost, and it asks again.
     assert fast.complete(second, digest)["is_repeat"] is True
     assert [attempt.ending for attempt in fleet.client().job("train").attempts] == ["released", "completed"]
+
+
+def begin_model(fleet: Fleet, job: dict[str, Any], size_bytes: int) -> http.client.HTTPConnection:
+    """Send the head of a model, and return once the coordinator waits for its body."""
+    connection = http.client.HTTPConnection(fleet.url.removeprefix("http://"), timeout=60)
+    connection.connect()
+    head = f"PUT /v1/model/{job['id']} HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\n"
+    connection.send(f"{head}content-length: {size_bytes}\r\n\r\n".encode())
+    assert connection.sock.recv(1000).startswith(b"HTTP/1.1 100")
+    return connection
+
+
+def test_a_model_does_not_outlive_its_claim(small: Fleet) -> None:
+    submit(small, order("train", attempts=3))
+    slow, fast, data = Worker(small.url, "slow"), Worker(small.url, "fast"), tarball("slow")
+    first = slow.claim()
+    assert first is not None
+    digest = slow.put_model(first, data)
+    with closing(begin_model(small, first, len(data))) as connection:
+        small.client().drain("slow", MachineAsk())
+        slow.fail(first, "shutdown: SIGTERM")
+        second = fast.claim()
+        assert second is not None
+        # Its claim ended while the body was on its way.
+        connection.send(data)
+        assert b" 409 " in connection.sock.recv(1000)
+    # Neither is what it sent before a model of the claim after it.
+    for named in (digest, ""):
+        with pytest.raises(Refused, match=f"no model {named[:12]}".strip()):
+            fast.complete(second, named)
+    fast.put_model(second, data)
+    assert fast.complete(second, digest)["state"] == "completed"
+
+
+def test_a_worker_that_leaves_in_the_middle_of_a_model_is_no_bug(url: str, tmp_path: Path, caplog: Any) -> None:
+    with coordinator(url, tmp_path, system_a=True) as fleet:
+        submit(fleet, order("train"))
+        job = Worker(fleet.url, "lab1").claim()
+        assert job is not None
+        begin_model(fleet, job, 100).close()
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
+def test_its_workers_use_up_no_room_of_the_operator_s(small: Fleet) -> None:
+    submit(small, order("train"))
+    job = Worker(small.url, "lab1").claim()
+    assert job is not None
+    with ExitStack() as opened:
+        for _ in range(EACH_BYTES // SPOOL_BYTES):
+            opened.enter_context(closing(begin_model(small, job, 8 * SPOOL_BYTES)))
+        with closing(UnixConnection(small.socket, timeout=5)) as operator:
+            body = Submission(jobs=(), dry_run=True).model_dump_json().encode() + b" " * SPOOL_BYTES
+            operator.request("POST", "/v1/jobs", body)
+            assert operator.getresponse().status == 200
 
 
 def test_a_worker_that_is_shut_down_gives_its_job_back(small: Fleet) -> None:

@@ -33,6 +33,8 @@ class Principal:
     name: str
     """A machine's name, a token's, or who sits at the coordinator's own machine."""
     role: Role
+    is_known: bool = True
+    """False: neither a credential nor the kernel says who it is."""
 
     def may(self, wanted: Role) -> bool:
         """Say whether the role includes another one."""

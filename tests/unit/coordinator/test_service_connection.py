@@ -410,7 +410,8 @@ def test_no_byte_after_an_answer_keeps_a_connection_open_for_good(toy, sent: byt
 
 
 def test_a_look_at_one_connection_that_fails_keeps_the_others_watched(toy, caplog, monkeypatch):
-    look, failed = Connection.look, []
+    look = Connection.look
+    failed: list[Connection] = []
 
     def fail_once(self: Connection, now_s: float) -> None:
         if not failed:

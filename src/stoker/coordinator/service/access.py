@@ -40,8 +40,10 @@ LOCAL_WORKER = Principal(name="", role=Role.WORKER)
 """A worker of the coordinator's own user, on its machine: it may use any name."""
 LOCAL_ADMIN = Principal(name="", role=Role.ADMIN)
 """A person who acts as the coordinator's own user on its machine; what their program says of them is recorded."""
-NOBODY = Principal(name="", role=Role.READ)
+NOBODY = Principal(name="", role=Role.READ, is_known=False)
 """Of a route that is open to all."""
+SYSTEM_A_WORKER = Principal(name="", role=Role.WORKER, is_known=False)
+"""A worker of system A without a certificate: any process on this machine."""
 
 
 @frozen
@@ -134,7 +136,7 @@ class Access:
         if peer.is_own_user and (need.role is None or shown_token(headers) is None):
             return LOCAL_WORKER if need.is_workers else LOCAL_ADMIN
         if self._is_free_in_system_a(method, path, headers):
-            return LOCAL_WORKER if need.is_workers else NOBODY
+            return SYSTEM_A_WORKER if need.is_workers else NOBODY
         if need.is_workers and (peer.certificate is not None or need.role is None):
             return self._machine(peer)
         return self._person(need, headers, peer)

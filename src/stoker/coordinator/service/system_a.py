@@ -19,7 +19,7 @@ from fastapi import APIRouter, Header, Path, Request, Response
 
 from stoker.coordinator.queue.commands import CancelJobs, RequeueJobs, Write
 from stoker.coordinator.service.answers import BYTES_BODY, Ref, answer, done, raw
-from stoker.coordinator.service.intake import too_large
+from stoker.coordinator.service.intake import body_pieces, headers_of
 from stoker.coordinator.service.office import Office
 from stoker.coordinator.service.speech import json_bytes
 from stoker.coordinator.service.system_a_words import (
@@ -97,8 +97,8 @@ class SystemARoutes:
         self._office = office
         self._secret = secret
         self._greeted: dict[str, str] = {}
-        self._models: dict[tuple[str, str], Kept] = {}
-        """By job and digest, in the order in which they came."""
+        self._models: dict[tuple[Token, str], Kept] = {}
+        """By lease and digest, in the order in which they came."""
         self._output = threading.Lock()
         self.router = APIRouter(tags=["system A"])
         add = self.router.add_api_route
@@ -163,7 +163,7 @@ class SystemARoutes:
         """Record a result. The model was sent before."""
         said = said or CompleteA()
         token, attempt = await self._lease(claim, said, who)
-        kept = self._model(token.job, said.sha256)
+        kept = self._model(token, said.sha256)
         if kept is None:
             named = f"model {said.sha256[:12]}" if said.sha256 else "model"
             raise Refused(f"no {named} was sent for this claim", hint=f"PUT /v1/model/{claim} first", job=token.job)
@@ -198,10 +198,11 @@ class SystemARoutes:
         """Send a model of a job that is leased: any bytes. `X-Sha256`, where it is sent, must be theirs."""
         # Before a byte of it is read.
         token, attempt = await self._lease(claim, LeaseA(), who)
-        if not self._office.queue.is_current(token, attempt.machine):
-            raise _over(token.job)
+        self._check_current(token, attempt)
         with NamedTemporaryFile(dir=self._office.keeping.folder) as spool:
             digest, size_bytes = await self._take(request, spool)
+            # The lease may have ended while the body was on its way.
+            self._check_current(token, attempt)
             if x_sha256 is not None and x_sha256 != digest:
                 raise BadInput(
                     f"the bytes that came have another digest: {digest}", hint="send it again", sha256=digest
@@ -212,10 +213,10 @@ class SystemARoutes:
                 kept = await self._office.keep(self._keep, spool.name, Digest(digest), size_bytes)
             else:
                 kept = known
-        self._models.pop((token.job, digest), None)
+        self._models.pop((token, digest), None)
         while len(self._models) >= _SPOOLED:
             del self._models[next(iter(self._models))]
-        self._models[token.job, digest] = kept
+        self._models[token, digest] = kept
         return _plain({"sha256": digest, "size_bytes": size_bytes, "is_known": known is not None})
 
     async def workers(self) -> Response:
@@ -301,9 +302,14 @@ class SystemARoutes:
                     return token, one
         raise _over(job)
 
-    def _model(self, job: str, digest: str) -> Kept | None:
-        """Return the model that was sent for a job: that of a digest, or the last one."""
-        sent = [kept for (of, _), kept in self._models.items() if of == job and digest in ("", kept.sha256)]
+    def _check_current(self, token: Token, attempt: AttemptView) -> None:
+        """Raise `StaleLease` unless a lease is live."""
+        if not self._office.queue.is_current(token, attempt.machine):
+            raise _over(token.job)
+
+    def _model(self, token: Token, digest: str) -> Kept | None:
+        """Return the model that was sent under a lease: that of a digest, or the last one."""
+        sent = [kept for (of, _), kept in self._models.items() if of == token and digest in ("", kept.sha256)]
         return sent[-1] if sent else None
 
     async def _known(self, digest: str) -> Kept | None:
@@ -326,10 +332,8 @@ class SystemARoutes:
     async def _take(self, request: Request, spool: IO[bytes]) -> tuple[str, int]:
         """Write a body down as it comes, hashed on the way."""
         digest, size_bytes, most = sha256(), 0, self._office.keeping.limits.archive_bytes
-        async for piece in request.stream():
+        async for piece in body_pieces(request.receive, headers_of(request.scope), most):
             size_bytes += len(piece)
-            if size_bytes > most:
-                raise too_large(most)
             digest.update(piece)
             await self._office.keep(self._office.keeping.check_room, len(piece))
             await self._office.keep(spool.write, piece)

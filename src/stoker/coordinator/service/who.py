@@ -52,7 +52,12 @@ def changes_only(who: Principal) -> str | None:
 
 
 def owner_of(who: Principal) -> str:
-    """Return whose an upload or a body is; on loopback, where no name is verified, all have the same owner."""
+    """Return whose an upload or a body is. All processes of the coordinator's own user have the same owner.
+
+    Those of which nothing is known have another one together: if each chose its own, they could take all room.
+    """
+    if not who.is_known:
+        return "anybody"
     if not who.name:
         return ""
     return f"{'machine' if who.role is Role.WORKER else 'person'} {who.name}"
