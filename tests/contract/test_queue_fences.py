@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from stoker.coordinator.queue.book import LATE_S
 from stoker.coordinator.queue.commands import Write
 from stoker.model.fleet_errors import Conflict, StaleLease
 from stoker.wire.leasing import (
@@ -72,6 +73,49 @@ def test_a_late_result_of_a_job_that_keeps_on_is_stale_once_somebody_else_has_it
     assert [one.do for one in renewed(fleet, grant).orders] == [Do.DROP]
     with pytest.raises(StaleLease):
         fleet.ask(finish(grant))
+
+
+def test_a_machine_that_lost_a_lease_may_send_for_an_hour_after_it_is_heard_again(fleet: Driven) -> None:
+    grant = started(fleet)
+    lose(fleet, grant)
+    fleet.clock.advance(10 * LATE_S)
+    assert fleet.queue.may_send("m1")
+    fleet.join("m1")
+    fleet.clock.advance(LATE_S - 10)
+    assert fleet.queue.may_send("m1")
+    # What it says of a lease that is not kept for it makes it no longer.
+    assert [one.do for one in renewed(fleet, grant).orders] == [Do.DROP]
+    fleet.clock.advance(10)
+    assert not fleet.queue.may_send("m1")
+    fleet.claim("m1")
+    assert fleet.queue.may_send("m1")
+
+
+def test_a_machine_may_send_for_as_long_as_it_speaks_of_a_result_that_may_come_late(fleet: Driven) -> None:
+    grant = started(fleet, on_partition="keep")
+    lose(fleet, grant)
+    fleet.join("m2")
+    for _ in range(5):
+        assert renewed(fleet, grant).orders == ()
+        # Another machine that speaks of it gets nothing by that.
+        renewed(fleet, grant, "m2")
+        fleet.clock.advance(LATE_S / 2)
+        assert fleet.queue.may_send("m1")
+        assert not fleet.queue.may_send("m2")
+    fleet.clock.advance(LATE_S)
+    assert not fleet.queue.may_send("m1")
+
+
+def test_after_a_start_of_the_coordinator_a_machine_may_send_for_an_hour_from_its_first_word(fleet: Driven) -> None:
+    fleet.join("m1")
+    assert not fleet.queue.may_send("m1")
+    fleet.close()
+    fleet.open()
+    assert fleet.queue.may_send("m1")
+    fleet.claim("m1")
+    fleet.clock.advance(LATE_S)
+    fleet.claim("m1")
+    assert not fleet.queue.may_send("m1")
 
 
 def test_finishing_twice_with_one_result_is_a_repeat_and_with_another_a_conflict(fleet: Driven) -> None:

@@ -96,6 +96,10 @@ class Live:
         )
 
 
+LATE_S = 3600.0
+"""How long a machine that lost a lease may send the result, from when it is heard again or last spoke of it."""
+
+
 class Machine:
     """A machine that has said hello."""
 
@@ -103,10 +107,10 @@ class Machine:
         "away",
         "closed_devices",
         "disk_free_bytes",
-        "has_lost",
         "holdings",
         "is_changed",
         "is_offered",
+        "late_until_tick_s",
         "leases",
         "row",
         "seen_tick_s",
@@ -122,8 +126,8 @@ class Machine:
         """As its last heartbeat said."""
         self.leases: dict[int, Live] = {}
         """By the job's number."""
-        self.has_lost = False
-        """A lease of it ended without a word of it: it may still bring the result."""
+        self.late_until_tick_s = float("-inf")
+        """Until when it may send the result of a lease that ended without a word of it; infinite until it is heard."""
         self.seen_tick_s = seen_tick_s
         self.is_offered = False
         """Whether matching counts on it: it was heard of lately."""

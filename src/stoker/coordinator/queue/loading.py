@@ -90,12 +90,13 @@ def _load_machines(connection: WriterConnection, queries: Queries, book: Book, o
         is_expected = fields["last_seen_s"] >= lately_s
         machine = Machine(fields, closed, book.time.tick_s() if is_expected else float("-inf"))
         # Which leases it lost before this start is not known.
-        machine.has_lost = True
+        machine.late_until_tick_s = float("inf")
         book.machines[machine.name] = machine
         book.tells_code_apart = book.tells_code_apart or bool(machine.accepts)
         before = old.machines.get(machine.name) if old is not None else None
         if before is not None:
             machine.seen_tick_s, machine.holdings = before.seen_tick_s, before.holdings
+            machine.late_until_tick_s = before.late_until_tick_s
 
 
 def _live(row: LeaseRow, times: FleetTimes, tick_s: float, lease_s: float) -> Live:

@@ -46,7 +46,7 @@ def lose(turn: Turn, live: Live, why: str) -> None:
         ending = Ending(ending="expired", kind=FleetKinds.JOB_EXPIRED, cause=Cause.LOST.value, message=why)
         return_to_line(turn, live, ending, pause_s=then.pause_s, why=then.why)
         if machine := turn.book.machines.get(live.machine):
-            machine.has_lost = True
+            machine.late_until_tick_s = float("inf")
 
 
 def forgive(turn: Turn, live: Live, why: str) -> None:

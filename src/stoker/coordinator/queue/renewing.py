@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
-from stoker.coordinator.queue.book import Machine
+from stoker.coordinator.queue.book import LATE_S, Machine
 from stoker.coordinator.queue.late import is_kept
 from stoker.coordinator.queue.roster import hold, known_machine, leave, see
 from stoker.coordinator.queue.rows import JobRow
@@ -65,7 +65,7 @@ def _renew_one(turn: Turn, machine: Machine, report: LeaseReport) -> LeaseOrder 
     live = turn.book.live.get(report.job)
     # A lease belongs to one machine: another one that knows its token does not keep it alive.
     if live is None or live.machine != machine.name or not live.is_token(report.token()):
-        return _not_live(turn, report)
+        return _not_live(turn, machine, report)
     if report.is_alive and live.state == "running":
         live.until_tick_s = turn.tick_s + turn.pace.lease_s + turn.setting.times.grace_s
     elif report.prepared > live.prepared and live.started_s is None:
@@ -77,9 +77,11 @@ def _renew_one(turn: Turn, machine: Machine, report: LeaseReport) -> LeaseOrder 
     return order_for(live, machine)
 
 
-def _not_live(turn: Turn, report: LeaseReport) -> LeaseOrder | None:
+def _not_live(turn: Turn, machine: Machine, report: LeaseReport) -> LeaseOrder | None:
     rows = turn.read(turn.queries.jobs_by_id, ids=turn.many([report.job]))
     if rows and report.generation == turn.book.generation and is_kept(JobRow(*rows[0]), report.token()):
+        if JobRow(*rows[0]).machine == machine.name:
+            machine.late_until_tick_s = turn.tick_s + LATE_S
         return None
     why = "its lease has ended" if rows else "there is no such job"
     return LeaseOrder(job=report.job, epoch=report.epoch, do=Do.DROP, why=why)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.coordinator.matching.joining import joined, limits_of
-from stoker.coordinator.queue.book import ACCEPTS, Book, Machine
+from stoker.coordinator.queue.book import ACCEPTS, LATE_S, Book, Machine
 from stoker.coordinator.queue.code_words import unaccepted
 from stoker.coordinator.queue.commands import CloseMachine, Closing, Done, OpenMachine
 from stoker.coordinator.queue.environments import is_news, unable
@@ -38,6 +38,7 @@ def known_machine(turn: Turn, worker: str, incarnation: str) -> Machine:
 def see(turn: Turn, machine: Machine) -> None:
     """Note that a machine was heard of; one that was silent is offered work again."""
     machine.seen_tick_s = turn.tick_s
+    machine.late_until_tick_s = min(machine.late_until_tick_s, turn.tick_s + LATE_S)
     machine.row["last_seen_s"] = turn.now_s
     machine.is_changed = True
     # Who said goodbye says hello first: a word of before that came late brings nobody back.
@@ -119,7 +120,8 @@ def hello(turn: Turn, said: Hello) -> Welcome:
                 lose(turn, live, "its worker was started anew")
             # Somebody may have done something about what it declined.
             book.barred.pop(machine.name, None)
-        fresh.leases, fresh.has_lost = machine.leases, machine.has_lost
+        fresh.leases = machine.leases
+        fresh.late_until_tick_s = min(machine.late_until_tick_s, turn.tick_s + LATE_S)
     book.machines[said.worker] = fresh
     turn.write(turn.statements.put_machine, **row)
     if is_new_start:

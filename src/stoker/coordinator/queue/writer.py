@@ -140,9 +140,10 @@ class Writer:
         return live.machine if live is not None and live.is_token(token) else None
 
     def may_send(self, machine: str) -> bool:
-        """Say whether a machine holds a lease, or lost one and may bring its result late. From any thread."""
-        found = self._known().machines.get(machine)
-        return found is not None and (bool(found.leases) or found.has_lost)
+        """Return True if a machine holds a lease, or lost one and may send its result late. From any thread."""
+        book = self._known()
+        found = book.machines.get(machine)
+        return found is not None and (bool(found.leases) or book.time.tick_s() < found.late_until_tick_s)
 
     def standing(self) -> Standing:
         """Give who belongs to the fleet. From any thread; raises while nobody can say."""
