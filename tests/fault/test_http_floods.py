@@ -188,6 +188,34 @@ def test_large_submissions_that_never_end_do_not_grow_a_coordinator(target: Targ
     assert took_s[len(took_s) // 2] < USUAL_HEALTH_S, took_s
 
 
+def test_large_submissions_that_have_come_whole_are_in_memory_one_at_a_time(target: Target) -> None:
+    count, size_bytes = 16, 8 << 20
+    is_answered = threading.Semaphore(0)
+    body = b'{"jobs": [], "dry_run": true, "source": "%b"}' % (b"y" * size_bytes)
+    everybody = threading.Barrier(count)
+
+    def submit() -> None:
+        with target.dial() as line:
+            line.settimeout(30)
+            head = b"POST /v1/jobs HTTP/1.1\r\nhost: %b\r\nx-operator-token: %b\r\ncontent-length: %d\r\n\r\n"
+            line.sendall(head % (target.host, target.token, len(body)) + body[:-1])
+            everybody.wait(30)
+            line.sendall(body[-1:])
+            if line.recv(100).startswith(b"HTTP/1.1 200"):
+                is_answered.release()
+
+    before_bytes, most_bytes = target.rss_bytes, 0
+    senders = [threading.Thread(target=submit) for _ in range(count)]
+    for one in senders:
+        one.start()
+    while any(one.is_alive() for one in senders):
+        most_bytes = max(most_bytes, target.rss_bytes)
+        CLOCK.sleep(0.001)
+    assert all(is_answered.acquire(blocking=False) for _ in range(count))
+    # The beginning of each, and copies of one: all of them together would take more than they have.
+    assert most_bytes - before_bytes < count * size_bytes * 3 // 4
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sort", ATTACKS)
 def test_nor_does_one_of_them_in_half_a_minute(target: Target, sort: str) -> None:
