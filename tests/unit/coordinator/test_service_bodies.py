@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -205,6 +206,7 @@ class Desk:
         self.views = self
         self.in_memory, self.most_in_memory, self.posted = 0, 0, 0
         self.is_refusing = False
+        self.refused: list[weakref.ref[Submission]] = []
         self._thread = asyncio.Lock()
 
     async def order(self, act: Callable[..., Any], *args: Any) -> Any:
@@ -219,6 +221,7 @@ class Desk:
             await asyncio.sleep(0)
             if self.is_refusing:
                 self.in_memory -= 1
+                self.refused.append(weakref.ref(submission))
                 raise NoSpace("full")
             return Submitted(jobs=(), counts={})
 
@@ -249,5 +252,7 @@ def test_submissions_that_have_come_whole_are_in_memory_one_at_a_time(tmp_path: 
         refused = await asyncio.gather(*(submit() for _ in range(3)), return_exceptions=True)
         assert [type(one) for one in refused] == [NoSpace] * 3
         assert (desk.most_in_memory, desk.in_memory) == (1, 0)
+        # However slowly the client reads why, the submission is gone.
+        assert all(one() is None for one in desk.refused)
 
     run(act)

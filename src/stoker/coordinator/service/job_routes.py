@@ -16,6 +16,7 @@ from stoker.coordinator.service.code_gate import CodeGate
 from stoker.coordinator.service.intake import ORDER_BYTES, headers_of, read_message
 from stoker.coordinator.service.office import Office
 from stoker.coordinator.service.who import Who, changes_only, recorded
+from stoker.model.errors import StokerError
 from stoker.model.fleet_errors import NotAllowed
 from stoker.model.lifecycle import JobState
 from stoker.model.principals import Principal, Role
@@ -66,7 +67,12 @@ class JobRoutes:
         headers = headers_of(request.scope)
         body = spooled(request.receive, headers, ORDER_BYTES, disk=office.keeping, keep=office.keep)
         async with body as load, self._submissions:
-            return answer(await self._submit(load, who))
+            try:
+                return answer(await self._submit(load, who))
+            except StokerError as error:
+                # Its frames hold the submission, for as long as the client takes to read the refusal.
+                error.__context__ = None
+                raise error.with_traceback(None) from None
 
     async def _submit(self, load: Callable[[], bytes], who: Principal) -> Submitted:
         office = self._office
