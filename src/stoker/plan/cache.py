@@ -107,6 +107,10 @@ class Cache:
         """Return the modules of stages that ran whose files have been edited since their code was read."""
         return sorted(module for module in self._sources if self._code.is_changed(module))
 
+    def facts_of(self, stage: Stage) -> tuple[StageFacts, Digest]:
+        """Return what an action says of a stage itself, and the digest of that: the same in the whole run."""
+        return self._facts.get(stage) or self._look_at(stage)
+
     def action(
         self,
         node: Node,
@@ -114,11 +118,15 @@ class Cache:
         *,
         partition: str = "",
         digest_of: Callable[[str], str] | None = None,
+        facts: tuple[StageFacts, Digest] | None = None,
     ) -> Action:
-        """Give the action of a node whose inputs are known; `digest_of` knows paths that have just been read."""
-        facts, digest = self._facts.get(node.stage) or self._facts_of(node.stage)
+        """Return the action of a node whose inputs are known; `digest_of` knows paths that have just been read.
+
+        What is known of stages belongs to the thread that runs the plan: another one brings what `facts_of` returned.
+        """
+        stage_facts, digest = facts or self.facts_of(node.stage)
         return Action(
-            facts=facts,
+            facts=stage_facts,
             facts_digest=digest,
             inputs=tuple(sorted(inputs.items())) if len(inputs) > 1 else tuple(inputs.items()),
             args=node.stage.args.identity(node.args, digest_of or self.digest_of) if node.args else {},
@@ -198,7 +206,7 @@ class Cache:
         """Write down what was learnt about code."""
         self._code.save()
 
-    def _facts_of(self, stage: Stage) -> tuple[StageFacts, Digest]:
+    def _look_at(self, stage: Stage) -> tuple[StageFacts, Digest]:
         code = dict(self._code.modules_of(stage.module))
         if stage.fingerprint is not None:
             code[_FINGERPRINT] = stage.fingerprint()

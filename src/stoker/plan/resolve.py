@@ -5,7 +5,7 @@ Reads the store and the history; starts nothing and writes nothing but memos.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from stoker.model.artifacts import ArtifactRef
@@ -63,21 +63,33 @@ class Resolver:
         self._partition = partition
         self._rerun_keys: set[Digest] = set()
 
-    def read(self, name: str, node: Node, inputs: Mapping[str, tuple[ArtifactRef, ...]]) -> dict[str, str]:
-        """Read all that a decision about a node needs, however long it takes; return the digests of its paths.
+    def digest_of(self, path: str) -> str:
+        """Digest a file or folder that a node is given, as a decision does."""
+        return self._cache.digest_of(path)
 
-        The bytes of a result that is known are verified by this, and the decision remembers it. Any thread may do it.
+    def reader(
+        self, name: str, node: Node, inputs: Mapping[str, tuple[ArtifactRef, ...]]
+    ) -> Callable[[], dict[str, str]]:
+        """Return what reads all that a decision about a node needs, however long it takes, in any thread.
+
+        It returns the digests of the node's paths. The bytes of a result that is known are verified by it, and the
+        decision remembers that.
         """
-        digests: dict[str, str] = {}
+        facts = self._cache.facts_of(node.stage)
 
-        def digest_of(path: str) -> str:
-            digests[path] = digests.get(path) or self._cache.digest_of(path)
-            return digests[path]
+        def read() -> dict[str, str]:
+            digests: dict[str, str] = {}
 
-        action = self._cache.action(node, inputs, partition=self._partition, digest_of=digest_of)
-        for key in filter(None, (action.key(), self._kept.get(name))):
-            self._cache.look(node.stage, key, even_volatile=key == self._kept.get(name))
-        return digests
+            def digest_of(path: str) -> str:
+                digests[path] = digests.get(path) or self._cache.digest_of(path)
+                return digests[path]
+
+            action = self._cache.action(node, inputs, partition=self._partition, digest_of=digest_of, facts=facts)
+            for key in filter(None, (action.key(), self._kept.get(name))):
+                self._cache.look(node.stage, key, even_volatile=key == self._kept.get(name))
+            return digests
+
+        return read
 
     def resolve(
         self,
@@ -86,13 +98,12 @@ class Resolver:
         inputs: Mapping[str, tuple[ArtifactRef, ...]],
         *,
         needs_bytes: bool,
-        read: Mapping[str, str] | None = None,
+        digest_of: Callable[[str], str] | None = None,
     ) -> Use | Execute:
         """Say whether a node's result is known or it must run. `name` is the node's id, or `id[3]` in a fan-out.
 
-        `read` is what `read` has returned for it, if that was asked.
+        `digest_of` digests the paths that the node is given, if that is not left to the cache.
         """
-        digest_of = None if read is None else lambda path: read.get(path) or self._cache.digest_of(path)
         action = self._cache.action(node, inputs, partition=self._partition, digest_of=digest_of)
         key = action.key()
         if self._rerun and key not in self._rerun_keys and self._is_rerun(name, node):

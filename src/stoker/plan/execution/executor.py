@@ -403,6 +403,7 @@ class Executor:
         for ended in (name, *self._schedule.end(name, State.CANCELLED)):
             self._progress.results[ended] = NodeResult(ending=Ending.CANCELLED)
             self._asides.forget(ended)
+            self._reading.stop(ended)
             self._news.cancelled(ended, self._progress.nodes[ended], is_alone=self._is_cancelled(ended))
 
     def _prune_below(self, name: str, state: State) -> None:
@@ -411,6 +412,7 @@ class Executor:
         for waiting in self._launchpad.room.drop(set(below)) if name in self._rewinds else ():
             self._land(waiting.execute)
         for pruned in below:
+            self._reading.stop(pruned)
             self._progress.results[pruned] = NodeResult(
                 ending=Ending.PRUNED, cause=Cause.UPSTREAM, message=f"needs {name}"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from stoker.model.errors import Cancelled
 from stoker.plan.authoring import InputPath, PlanBuilder, StageContext, arg, stage
 from stoker.plan.execution import reading
 from stoker.plan.outcome import Ending
+from stoker.store import trees
 from tests.unit.host.real_processes import wait_until
 from tests.unit.plan.lab import Lab, plan_of
 from tests.unit.plan.stages import (
@@ -39,6 +41,18 @@ class CodeArgs:
 def read_first(job: StageContext, args: CodeArgs) -> Number:
     """Give what its code says."""
     return job.save(Number, int(Path(args.code).read_text()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialArgs:
+    data: InputPath = arg()
+    value: int = arg(0)
+
+
+@stage("test/trial", inline=True)
+def trial(job: StageContext, args: TrialArgs) -> Number:
+    """Return its value and leave its data alone."""
+    return job.save(Number, args.value)
 
 
 @stage("test/held-up", inline=True)
@@ -68,6 +82,17 @@ def endless(tmp_path: Path) -> str:
 @pytest.fixture
 def everything_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "_MOST_AT_ONCE_BYTES", -1)
+
+
+class LaterClock(SystemClock):
+    """Files that have just been written were written a while ago."""
+
+    def wall_s(self) -> float:
+        return super().wall_s() + 60.0
+
+
+def threads_called(beginning: str) -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name.startswith(beginning)]
 
 
 def stopped_within_s(lab: Lab, plan: object, when: str) -> float:
@@ -122,6 +147,101 @@ def test_people_are_told_now_and_then_how_far_reading_is(
     flight.executor.cancel(Cancelled("enough"))
     said = flight.land().of_kind("stage_log", "read")
     assert said[0]["text"].startswith("reading what it is given: ")
+
+
+def test_a_large_file_that_many_nodes_are_given_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size_bytes, read_bytes = 40 << 20, 0
+    data = tmp_path / "data"
+    data.touch()
+    os.truncate(data, size_bytes)
+    heed_now = trees.heed_now
+
+    def count(piece_bytes: int) -> None:
+        nonlocal read_bytes
+        read_bytes += piece_bytes
+        heed_now(piece_bytes)
+
+    monkeypatch.setattr(trees, "heed_now", count)
+    builder = PlanBuilder("sweep")
+    nodes = [
+        builder.start(trial, TrialArgs(data=InputPath(str(data)), value=value), id=f"t{value}") for value in range(30)
+    ]
+    with Lab(tmp_path / "lab", clock=LaterClock()) as lab:
+        ran = lab.run(builder.finish(nodes[0], keep=tuple(nodes[1:])))
+    assert ran.result.ran == 30
+    assert read_bytes <= size_bytes + (2 * (16 << 20))
+
+
+def test_one_file_is_read_at_a_time_and_what_needs_no_reading_does_not_wait(
+    lab: Lab, endless: str, tmp_path: Path
+) -> None:
+    others = [tmp_path / f"data{number}" for number in range(3)]
+    for other in others:
+        other.touch()
+        os.truncate(other, ENDLESS_BYTES)
+    small = tmp_path / "small"
+    small.write_text("one")
+    builder = PlanBuilder("sweep")
+    large = [
+        builder.start(trial, TrialArgs(data=InputPath(str(path))), id=f"large{number}")
+        for number, path in enumerate([Path(endless), *others])
+    ]
+    last = builder.start(trial, TrialArgs(data=InputPath(str(small))), id="small")
+    flight = lab.start(builder.finish(last, keep=tuple(large)))
+    wait_until(lambda: bool(flight.events("stage_end")))
+    assert [one.name for one in threads_called("read ")] == ["read large0"]
+    flight.executor.cancel(Cancelled("enough"))
+    assert flight.land()["small"].ending is Ending.RAN
+    assert threads_called("read ") == []
+
+
+def test_nothing_is_read_any_more_for_a_node_that_was_cancelled_by_itself(
+    lab: Lab, endless: str, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    builder = PlanBuilder("both")
+    first, second = (
+        builder.start(trial, TrialArgs(data=InputPath(endless), value=value), id=f"large{value}") for value in range(2)
+    )
+    other = builder.start(held_up, PaceArgs(value=1, gate=str(gate)), id="other")
+    flight = lab.start(builder.finish(other, keep=(first, second)))
+    wait_until(lambda: bool(flight.events("stage_begin")))
+    flight.executor.cancel_nodes(["large0"])
+    wait_until(lambda: [one.name for one in threads_called("read ")] == ["read large1"])
+    flight.executor.cancel_nodes(["large1"])
+    wait_until(lambda: not threads_called("read "))
+    gate.touch()
+    ran = flight.land()
+    assert [ran[name].ending for name in ("large0", "large1", "other")] == [
+        Ending.CANCELLED,
+        Ending.CANCELLED,
+        Ending.RAN,
+    ]
+
+
+@pytest.mark.usefixtures("everything_takes_long")
+def test_the_code_of_a_stage_is_looked_at_by_the_loop_alone(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "input"
+    path.write_text("one")
+    asked_by: set[str] = set()
+    modules_of, digest_of = lab.cache._code.modules_of, lab.cache.digest_of
+
+    def note(module: str) -> dict[str, str]:
+        asked_by.add(threading.current_thread().name)
+        return modules_of(module)
+
+    def forget_first(path: str) -> str:
+        if threading.current_thread() is threading.main_thread():
+            # What is known of the code is dropped before a thread begins to read.
+            lab.cache.begin_run()
+        return digest_of(path)
+
+    monkeypatch.setattr(lab.cache._code, "modules_of", note)
+    monkeypatch.setattr(lab.cache, "digest_of", forget_first)
+    assert lab.run(plan_of(trial, TrialArgs(data=InputPath(str(path))))).result.ran == 1
+    assert asked_by == {threading.main_thread().name}
 
 
 @pytest.mark.usefixtures("everything_takes_long")
