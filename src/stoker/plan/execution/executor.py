@@ -19,7 +19,7 @@ from stoker.plan.execution.asides import Asides
 from stoker.plan.execution.attempting import Attempts, Report, Running
 from stoker.plan.execution.failures import as_stopped, error_of
 from stoker.plan.execution.in_flight import InFlight
-from stoker.plan.execution.launching import Elsewhere, JustMade, Launchpad, NotStarted, Outdated, Started
+from stoker.plan.execution.launching import READ_FIRST, Elsewhere, JustMade, Launchpad, NotStarted, Outdated, Started
 from stoker.plan.execution.news import News
 from stoker.plan.execution.progress import Progress
 from stoker.plan.execution.queueing import Waiting
@@ -38,6 +38,9 @@ _LONGEST_NAP_S = 0.25
 # However many nodes are ready, the loop tells its news and looks around this often.
 _LONGEST_TURN_S = 0.1
 _MAX_REWINDS = 2
+# How often a node is decided about again because something changed before it began, after a pause that doubles.
+_MAX_OUTDATED = 6
+_OUTDATED_PAUSE_S = 0.05
 _EDITED = "{} was edited while this ran; the run kept to the code as it was: run again for the new code"
 # Causes behind which there may be an input whose bytes vanished while the stage was reading.
 _BLAMED_ON_INPUTS = frozenset({Cause.USER, Cause.INPUT, Cause.IO, Cause.LOST})
@@ -88,6 +91,7 @@ class Executor:
         self._in_flight = InFlight(clock=engine.clock, grace_s=options.grace_s)
         self._tries: dict[str, int] = {}
         self._rewinds: dict[str, int] = {}
+        self._outdated: dict[str, int] = {}
         self._failures = 0
         self._error: StokerError | None = None
         self._cancel: StokerError | None = None
@@ -270,13 +274,23 @@ class Executor:
                 execute = waiting.execute
                 self._use(waiting.name, Use(action=execute.action, key=execute.key, record=record, has_bytes=True))
                 self._land(execute)
-            case Outdated(waiting=waiting):
+            case Outdated(waiting=waiting, what=what):
+                self._decide_again(waiting.name, what)
                 self._land(waiting.execute)
-                self._schedule.unpark(waiting.name)
             case NotStarted(waiting=waiting, error=error):
                 self._fail_early(waiting.name, error)
                 self._land(waiting.execute)
         return True
+
+    def _decide_again(self, name: str, what: str) -> None:
+        """Decide about a parked node again, since `what` changed before it began: not for ever."""
+        count = self._outdated[name] = self._outdated.get(name, 0) + 1
+        if count > _MAX_OUTDATED:
+            message, hint = f"{what} keeps changing before it can start", "run it again when that stays as it is"
+            self._fail(name, NodeResult(ending=Ending.FAILED, cause=Cause.IO, message=message, hint=hint))
+            return
+        self._news.said(name, f"{what} was edited before it could start: it is decided about again")
+        self._asides.back_off(name, _OUTDATED_PAUSE_S * (2 ** (count - 1)), self._clock.monotonic_s())
 
     def _use(self, name: str, use: Use) -> None:
         node = self._progress.nodes[name]
@@ -301,6 +315,8 @@ class Executor:
             self._stop_for(self._cancel)
         self._launchpad.land(running, report)
         self._land(running.execute)
+        if not report.is_outdated:
+            self._outdated.pop(running.name, None)
         if report.committed is not None:
             self._finish(running, report, report.committed)
         elif report.failed is not None:
@@ -335,9 +351,13 @@ class Executor:
         if cause is Cause.CANCELLED and (self._is_stopping or self._is_cancelled(name)):
             self._end_cancelled(name)
             return
-        self._tries[name] -= report.is_outdated
+        if report.is_outdated and not self._is_stopping:
+            self._tries[name] -= 1
+            self._schedule.park(name)
+            self._decide_again(name, READ_FIRST)
+            return
         is_lost = cause in _BLAMED_ON_INPUTS and not self._is_stopping and self._has_lost_inputs(running)
-        if not self._is_stopping and (report.is_outdated or is_lost):
+        if is_lost:
             self._schedule.park(name)
             self._schedule.unpark(name)
             return

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from stoker.plan.company.runner import CompanyRunner
 
 
+READ_FIRST = "what it reads first"
+"""What may change before a node begins, for people."""
+
+
 @frozen
 class Started:
     """It runs."""
@@ -63,6 +67,8 @@ class Outdated:
     """Its code, or what it reads first, has changed since it was decided about: it has to be decided about again."""
 
     waiting: Waiting
+    what: str
+    """What has changed, for people."""
 
 
 @frozen
@@ -258,11 +264,11 @@ class Launchpad:
             # What takes long to look at is looked at by the attempt, beside the loop.
             still_begins = self._engine.cache.still_begins_with
             if self._moment.quickly(still_begins, waiting.node, waiting.execute.action) is False:
-                return Outdated(waiting=waiting)
+                return Outdated(waiting=waiting, what=READ_FIRST)
             code = self._engine.cache.sources_for(waiting.node.stage, waiting.execute.action)
             if code is None:
-                self._news.said(waiting.name, "its code was edited before it could start: it is run as it is now")
-                return Outdated(waiting=waiting)
+                what = "its code" if waiting.node.stage.fingerprint is None else "its code or its fingerprint"
+                return Outdated(waiting=waiting, what=what)
             lease = self._engine.leases.take(key, self._work_of(waiting))
             if isinstance(lease, Held):
                 return Elsewhere(waiting=waiting, held=lease)

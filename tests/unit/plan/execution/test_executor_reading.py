@@ -6,13 +6,14 @@ import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stoker.model.clock import SystemClock
 from stoker.model.errors import Cancelled
 from stoker.plan.authoring import InputPath, PlanBuilder, StageContext, arg, stage
-from stoker.plan.execution import reading
+from stoker.plan.execution import executor, reading
 from stoker.plan.outcome import Ending
 from stoker.store import trees
 from tests.unit.host.real_processes import wait_until
@@ -55,6 +56,12 @@ def trial(job: StageContext, args: TrialArgs) -> Number:
     return job.save(Number, args.value)
 
 
+@stage("test/fickle", inline=True, fingerprint=lambda: os.urandom(8).hex())
+def fickle(job: StageContext, args: NumberArgs) -> Number:
+    """Depend on something that is never the same."""
+    return job.save(Number, args.value)
+
+
 @stage("test/held-up", inline=True)
 def held_up(job: StageContext, args: PaceArgs) -> Number:
     """Wait for a file in the engine's own process, without a limit."""
@@ -82,6 +89,11 @@ def endless(tmp_path: Path) -> str:
 @pytest.fixture
 def everything_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "_MOST_AT_ONCE_BYTES", -1)
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "_OUTDATED_PAUSE_S", 0.0)
 
 
 class LaterClock(SystemClock):
@@ -287,6 +299,35 @@ def test_code_that_changed_before_an_attempt_began_is_decided_about_again(
     ran = lab.run(plan_of(read_first, CodeArgs(code=InputPath(str(code)))))
     assert lab.value(ran, "read-first") == 22
     assert lab.run(plan_of(read_first, CodeArgs(code=InputPath(str(code))))).result.hits == 1
+
+
+@pytest.mark.usefixtures("no_pauses")
+@pytest.mark.parametrize("is_found_by_the_attempt", [False, True])
+def test_a_node_whose_code_never_stays_the_same_fails_in_the_end(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_found_by_the_attempt: bool
+) -> None:
+    code = tmp_path / "code"
+    code.write_text("1")
+    still_begins_with = lab.cache.still_begins_with
+
+    def edit_first(*args: Any) -> bool:
+        is_loop = threading.current_thread() is threading.main_thread()
+        if is_loop is not is_found_by_the_attempt:
+            code.write_text(f"{code.read_text()}1")
+        return still_begins_with(*args)
+
+    monkeypatch.setattr(lab.cache, "still_begins_with", edit_first)
+    ran = lab.run(plan_of(read_first, CodeArgs(code=InputPath(str(code)))))
+    assert ran["read-first"].ending is Ending.FAILED
+    assert ran["read-first"].message == "what it reads first keeps changing before it can start"
+    assert "decided about again" in ran.of_kind("stage_log", "read-first")[0]["text"]
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_a_stage_whose_fingerprint_is_never_the_same_fails_in_the_end(lab: Lab) -> None:
+    ran = lab.run(plan_of(fickle, NumberArgs(value=1)))
+    assert ran["fickle"].ending is Ending.FAILED
+    assert "keeps changing before it can start" in ran["fickle"].message
 
 
 def test_an_inline_stage_that_takes_long_does_not_hold_up_the_loop(lab: Lab, tmp_path: Path) -> None:
