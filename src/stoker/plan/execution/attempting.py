@@ -196,9 +196,10 @@ class Attempts:
     def _take_orders(self, orders: queue.SimpleQueue[Callable[[], None] | None]) -> None:
         while (work := orders.get()) is not None:
             work()
+            self._idle.append(orders)
+            # In this order: `close` either finds it among those that are idle, or was called before this.
             if self._is_closed:
                 return
-            self._idle.append(orders)
 
     def close(self) -> None:
         """End the threads that are idle, and remove the staging folders that were kept for the next attempt."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from stoker.model.clock import SystemClock
 from stoker.model.errors import Cancelled
 from stoker.plan.authoring import InputPath, PlanBuilder, StageContext, arg, stage
 from stoker.plan.execution import executor, reading
+from stoker.plan.execution.attempting import Attempts
 from stoker.plan.outcome import Ending
 from stoker.store import trees
 from tests.unit.host.real_processes import wait_until
@@ -355,3 +357,29 @@ def test_an_inline_stage_that_hears_nothing_is_left_behind_and_keeps_nothing(lab
     assert ran.result.warnings == ("deaf would not stop and was left behind",)
     gate.touch()
     assert lab.run(plan_of(deaf, PaceArgs(value=1, gate=str(gate)))).result.ran == 1
+
+
+def test_a_thread_of_inline_stages_ends_though_all_is_closed_just_before_it_is_idle(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class ClosedFirst(list[Any]):
+        close: Callable[[], None]
+
+        def append(self, orders: Any) -> None:
+            self.close()
+            super().append(orders)
+
+    made: list[ClosedFirst] = []
+    begin = Attempts.__init__
+
+    def begin_so(attempts: Attempts, **parts: Any) -> None:
+        begin(attempts, **parts)
+        attempts._idle = ClosedFirst()
+        attempts._idle.close = attempts.close
+        made.append(attempts._idle)
+
+    before = set(threads_called("inline stages"))
+    monkeypatch.setattr(Attempts, "__init__", begin_so)
+    assert lab.run(plan_of(number, NumberArgs(value=1))).result.ran == 1
+    assert made
+    wait_until(lambda: set(threads_called("inline stages")) <= before)
