@@ -10,14 +10,14 @@ from __future__ import annotations
 import queue
 from collections.abc import Iterable
 
-from stoker.model.errors import BadInput, OutOfMemory, PlanDeadline, StageFailed, StokerError
+from stoker.model.errors import PlanDeadline, StageFailed, StokerError
 from stoker.model.retry import Again, Cause, decide_retry
 from stoker.model.units import format_duration
 from stoker.plan.cache import Committed
 from stoker.plan.engine import Engine
-from stoker.plan.execution.asides import Asides
+from stoker.plan.execution.asides import Asides, CancelledNodes
 from stoker.plan.execution.attempting import Attempts, Report, Running
-from stoker.plan.execution.failures import as_stopped, error_of
+from stoker.plan.execution.failures import as_stopped, early_failure, error_of, failure_of, left_behind
 from stoker.plan.execution.in_flight import InFlight
 from stoker.plan.execution.launching import READ_FIRST, Elsewhere, JustMade, Launchpad, NotStarted, Outdated, Started
 from stoker.plan.execution.news import News
@@ -30,7 +30,7 @@ from stoker.plan.outcome import Ending, NodeResult, RunResult
 from stoker.plan.resolve import Execute, Resolver, Use
 from stoker.plan.run_folders import RunFolders
 from stoker.plan.run_options import RunOptions
-from stoker.plan.runner import Failed, Usage
+from stoker.plan.runner import Failed
 from stoker.plan.status import StatusWriter
 from stoker.store.trees import heeding
 
@@ -38,9 +38,6 @@ _LONGEST_NAP_S = 0.25
 # However many nodes are ready, the loop tells its news and looks around this often.
 _LONGEST_TURN_S = 0.1
 _MAX_REWINDS = 2
-# How often a node is decided about again because something changed before it began, after a pause that doubles.
-_MAX_OUTDATED = 6
-_OUTDATED_PAUSE_S = 0.05
 _EDITED = "{} was edited while this ran; the run kept to the code as it was: run again for the new code"
 # Causes behind which there may be an input whose bytes vanished while the stage was reading.
 _BLAMED_ON_INPUTS = frozenset({Cause.USER, Cause.INPUT, Cause.IO, Cause.LOST})
@@ -91,15 +88,10 @@ class Executor:
         self._in_flight = InFlight(clock=engine.clock, grace_s=options.grace_s)
         self._tries: dict[str, int] = {}
         self._rewinds: dict[str, int] = {}
-        self._outdated: dict[str, int] = {}
         self._failures = 0
         self._error: StokerError | None = None
         self._cancel: StokerError | None = None
-        self._cancelled_nodes: frozenset[str] = frozenset()
-        """Nodes to be cancelled while the others go on; only `cancel_nodes` adds to it."""
-        self._ending: list[str] = []
-        """Those of them that have not ended, as of the last look."""
-        self._looked_for: frozenset[str] = frozenset()
+        self._cancelled_nodes = CancelledNodes()
         self._is_stopping = False
         self._has_more_to_do = False
         self._wanted = frozenset({plan.final, *plan.keep})
@@ -112,7 +104,7 @@ class Executor:
 
     def cancel_nodes(self, names: Iterable[str]) -> None:
         """Ask the run to stop these nodes, and to go on with those that do not need them. From one thread at a time."""
-        self._cancelled_nodes = self._cancelled_nodes.union(names)
+        self._cancelled_nodes.add(names)
         self._attempts.wake()
 
     def run(self) -> RunResult:
@@ -168,7 +160,7 @@ class Executor:
             name = self._schedule.next_ready()
             if name is None:
                 break
-            if self._is_stopping or self._is_cancelled(name):
+            if self._is_stopping or name in self._cancelled_nodes:
                 self._end_cancelled(name)
                 continue
             try:
@@ -210,19 +202,14 @@ class Executor:
     def _expand(self, name: str) -> None:
         """Turn a fan-out whose list is known into its instances."""
         try:
-            count = self._progress.items_for(name)
+            instances = self._progress.expand(name, self._progress.items_for(name))
         except ValueError as error:
             self._fail(name, NodeResult(ending=Ending.FAILED, cause=Cause.INPUT, message=str(error)))
             return
-        instances = self._progress.expand(name, count)
         node = self._progress.nodes[name]
-        self._news.expanded(name, node, count)
-        rank, producers = self._schedule.rank(name), node.producers()
-        for position, instance in enumerate(instances):
-            self._schedule.add(instance, rank=(*rank, position), needs=producers)
-        if instances:
-            self._schedule.wait_for(name, instances)
-        else:
+        self._news.expanded(name, node, len(instances))
+        self._schedule.fan_out(name, instances, needs=node.producers())
+        if not instances:
             self._progress.collect(name)
             self._schedule.done(name)
 
@@ -240,16 +227,6 @@ class Executor:
                 self._news.rewinds(source, name)
             self._schedule.rewind(source, then=name)
         return bool(gone)
-
-    def _has_lost_inputs(self, running: Running) -> bool:
-        """Find out whether what a failed stage read vanished under it; those bytes are then known to be gone."""
-        lost = False
-        for source in self._progress.read_by(running.name):
-            result = self._progress.results[source]
-            if not all(self._engine.cache.has_bytes(product.record) for product in result.products[:1]):
-                result.has_bytes = False
-                lost = True
-        return lost
 
     def _launch_one(self) -> bool:
         """Let the next waiting node start; False if there is none, or no room."""
@@ -284,13 +261,11 @@ class Executor:
 
     def _decide_again(self, name: str, what: str) -> None:
         """Decide about a parked node again, since `what` changed before it began: not for ever."""
-        count = self._outdated[name] = self._outdated.get(name, 0) + 1
-        if count > _MAX_OUTDATED:
-            message, hint = f"{what} keeps changing before it can start", "run it again when that stays as it is"
-            self._fail(name, NodeResult(ending=Ending.FAILED, cause=Cause.IO, message=message, hint=hint))
+        if self._asides.decide_later(name, self._clock.monotonic_s()):
+            self._news.said(name, f"{what} was edited before it could start: it is decided about again")
             return
-        self._news.said(name, f"{what} was edited before it could start: it is decided about again")
-        self._asides.back_off(name, _OUTDATED_PAUSE_S * (2 ** (count - 1)), self._clock.monotonic_s())
+        message, hint = f"{what} keeps changing before it can start", "run it again when that stays as it is"
+        self._fail(name, NodeResult(ending=Ending.FAILED, cause=Cause.IO, message=message, hint=hint))
 
     def _use(self, name: str, use: Use) -> None:
         node = self._progress.nodes[name]
@@ -316,7 +291,7 @@ class Executor:
         self._launchpad.land(running, report)
         self._land(running.execute)
         if not report.is_outdated:
-            self._outdated.pop(running.name, None)
+            self._asides.has_begun(running.name)
         if report.committed is not None:
             self._finish(running, report, report.committed)
         elif report.failed is not None:
@@ -345,10 +320,9 @@ class Executor:
 
     def _settle_failure(self, running: Running, report: Report, failed: Failed) -> None:
         """Decide between trying again, giving up, and having been told to stop."""
-        name, node = running.name, running.node
-        failed = as_stopped(running, failed)
+        name, failed = running.name, as_stopped(running, failed)
         cause = failed.cause
-        if cause is Cause.CANCELLED and (self._is_stopping or self._is_cancelled(name)):
+        if cause is Cause.CANCELLED and (self._is_stopping or name in self._cancelled_nodes):
             self._end_cancelled(name)
             return
         if report.is_outdated and not self._is_stopping:
@@ -356,27 +330,19 @@ class Executor:
             self._schedule.park(name)
             self._decide_again(name, READ_FIRST)
             return
-        is_lost = cause in _BLAMED_ON_INPUTS and not self._is_stopping and self._has_lost_inputs(running)
-        if is_lost:
+        may_be_lost = cause in _BLAMED_ON_INPUTS and not self._is_stopping
+        if may_be_lost and self._progress.has_lost_inputs(name, self._engine.cache.has_bytes):
             self._schedule.park(name)
             self._schedule.unpark(name)
             return
-        decision = decide_retry(node.retry or node.stage.retry, cause, self._tries[name])
+        decision = decide_retry(running.node.retry or running.node.stage.retry, cause, self._tries[name])
         if isinstance(decision, Again) and not self._is_stopping:
-            self._news.retrying(
-                name, attempt=running.number, cause=cause, message=failed.message, delay_s=decision.delay_s
-            )
+            delay_s = decision.delay_s
+            self._news.retrying(name, attempt=running.number, cause=cause, message=failed.message, delay_s=delay_s)
             self._schedule.park(name)
-            self._asides.back_off(name, decision.delay_s, self._clock.monotonic_s())
+            self._asides.back_off(name, delay_s, self._clock.monotonic_s())
             return
-        result = NodeResult(
-            ending=Ending.DIVERGED if cause is Cause.DIVERGED else Ending.FAILED,
-            key=running.execute.key,
-            cause=cause,
-            message=failed.message,
-            hint=failed.hint,
-            seconds=report.seconds,
-        )
+        result = failure_of(running, report, failed)
         self._fail(name, result, attempt=running.number, error_code=failed.error_code)
 
     def _fail(self, name: str, result: NodeResult, *, attempt: int = 1, error_code: str = StageFailed.code) -> None:
@@ -393,28 +359,17 @@ class Executor:
 
     def _fail_early(self, name: str, error: StokerError) -> None:
         """Fail a node that could not even be begun: a file that is gone, no room for a lease or a folder."""
-        cause = Cause.INPUT if isinstance(error, BadInput) else Cause.IO
-        if isinstance(error, OutOfMemory):
-            cause = Cause.OOM_HOST
-        result = NodeResult(ending=Ending.FAILED, cause=cause, message=str(error), hint=error.hint)
-        self._fail(name, result, error_code=error.code)
-
-    def _is_cancelled(self, name: str) -> bool:
-        """Return True if this node, or the fan-out it is an instance of, was cancelled by itself."""
-        return name.partition("[")[0] in self._cancelled_nodes
+        self._fail(name, early_failure(error), error_code=error.code)
 
     def _cancel_nodes(self) -> None:
         """Stop what runs of the nodes that were cancelled by themselves, and end what does not run."""
-        if self._looked_for is not self._cancelled_nodes:
-            self._looked_for = self._cancelled_nodes
-            self._ending = [name for name in self._progress.nodes if self._is_cancelled(name)]
-        self._ending = [name for name in self._ending if self._schedule.state(name) not in ENDED]
-        if not self._ending:
+        ending = self._cancelled_nodes.still_open(self._progress.nodes, self._schedule.has_ended)
+        if not ending:
             return
-        for waiting in self._launchpad.room.drop(set(self._ending)):
+        for waiting in self._launchpad.room.drop(set(ending)):
             self._land(waiting.execute)
-        self._in_flight.ask(self._ending)
-        for name in self._ending:
+        self._in_flight.ask(ending)
+        for name in ending:
             # One may have ended with another that it needs; what runs ends with its report.
             if name not in self._in_flight and self._schedule.state(name) not in (State.RUNNING, *ENDED):
                 self._end_cancelled(name)
@@ -424,7 +379,7 @@ class Executor:
             self._progress.results[ended] = NodeResult(ending=Ending.CANCELLED)
             self._asides.forget(ended)
             self._reading.stop(ended)
-            self._news.cancelled(ended, self._progress.nodes[ended], is_alone=self._is_cancelled(ended))
+            self._news.cancelled(ended, self._progress.nodes[ended], is_alone=ended in self._cancelled_nodes)
 
     def _prune_below(self, name: str, state: State) -> None:
         below = self._schedule.end(name, state)
@@ -433,9 +388,8 @@ class Executor:
             self._land(waiting.execute)
         for pruned in below:
             self._reading.stop(pruned)
-            self._progress.results[pruned] = NodeResult(
-                ending=Ending.PRUNED, cause=Cause.UPSTREAM, message=f"needs {name}"
-            )
+            result = NodeResult(ending=Ending.PRUNED, cause=Cause.UPSTREAM, message=f"needs {name}")
+            self._progress.results[pruned] = result
             self._news.pruned(pruned, self._progress.nodes[pruned], name)
 
     def _stop(self) -> None:
@@ -493,13 +447,4 @@ class Executor:
 
     def _leave_behind(self, running: Running, now_s: float) -> None:
         self._warnings.append(f"{running.name} would not stop and was left behind")
-        cause = running.stop_cause or Cause.CANCELLED
-        report = Report(
-            name=running.name,
-            attempt=running.number,
-            seconds=now_s - running.started_s,
-            committed=None,
-            failed=Failed(cause=cause, message="it would not stop"),
-            usage=Usage(),
-        )
-        self._end_attempt(running, report)
+        self._end_attempt(running, left_behind(running, now_s))

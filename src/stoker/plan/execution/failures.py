@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stoker.model.errors import (
+    BadInput,
     OutOfMemory,
     ProcessLost,
     StageDiverged,
@@ -14,9 +15,9 @@ from stoker.model.errors import (
 from stoker.model.frozen import changed
 from stoker.model.retry import Cause
 from stoker.model.units import format_duration
-from stoker.plan.execution.attempting import Running
-from stoker.plan.outcome import NodeResult
-from stoker.plan.runner import Failed
+from stoker.plan.execution.attempting import Report, Running
+from stoker.plan.outcome import Ending, NodeResult
+from stoker.plan.runner import Failed, Usage
 
 _BY_CAUSE: dict[Cause, type[StokerError]] = {
     Cause.TIMEOUT: StageTimeout,
@@ -40,6 +41,38 @@ def as_stopped(running: Running, failed: Failed) -> Failed:
         hint = "smaller batches, or declare more (vram=SIZE)"
         return changed(stopped, message=running.stop_why, hint=hint, error_code=OutOfMemory.code)
     return stopped
+
+
+def failure_of(running: Running, report: Report, failed: Failed) -> NodeResult:
+    """Return the result of a node whose last attempt failed."""
+    return NodeResult(
+        ending=Ending.DIVERGED if failed.cause is Cause.DIVERGED else Ending.FAILED,
+        key=running.execute.key,
+        cause=failed.cause,
+        message=failed.message,
+        hint=failed.hint,
+        seconds=report.seconds,
+    )
+
+
+def early_failure(error: StokerError) -> NodeResult:
+    """Return the result of a node that could not be started: a file that is gone, no room for a lease or a folder."""
+    cause = Cause.INPUT if isinstance(error, BadInput) else Cause.IO
+    if isinstance(error, OutOfMemory):
+        cause = Cause.OOM_HOST
+    return NodeResult(ending=Ending.FAILED, cause=cause, message=str(error), hint=error.hint)
+
+
+def left_behind(running: Running, now_s: float) -> Report:
+    """Return the report of an attempt that would not stop."""
+    return Report(
+        name=running.name,
+        attempt=running.number,
+        seconds=now_s - running.started_s,
+        committed=None,
+        failed=Failed(cause=running.stop_cause or Cause.CANCELLED, message="it would not stop"),
+        usage=Usage(),
+    )
 
 
 def error_of(name: str, result: NodeResult, error_code: str) -> StokerError:

@@ -5,9 +5,12 @@ A run fills it in as nodes end; a preview and an adoption fill it in with what i
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from stoker.plan.cache import Product
 from stoker.plan.graph import MAX_NODES_ADDED, Node, Plan
 from stoker.plan.outcome import Ending, NodeResult
+from stoker.store.records import Record
 
 
 class Progress:
@@ -108,6 +111,16 @@ class Progress:
                     made_by = made_by[position : position + 1]
                 sources.update(dict.fromkeys(made_by))
         return list(sources)
+
+    def has_lost_inputs(self, name: str, has_bytes: Callable[[Record], bool]) -> bool:
+        """Return True if bytes that a node reads are gone; their producers' results say so from now on."""
+        lost = False
+        for source in self.read_by(name):
+            result = self.results[source]
+            if not all(has_bytes(product.record) for product in result.products[:1]):
+                result.has_bytes = False
+                lost = True
+        return lost
 
     def _given(self, producer: str, position: int | None) -> tuple[Product, ...]:
         if position is None or not self.nodes[producer].gives_several:

@@ -64,6 +64,9 @@ class Schedule:
     def state(self, name: str) -> State:
         return self._places[name].state
 
+    def has_ended(self, name: str) -> bool:
+        return self._places[name].state in ENDED
+
     def rank(self, name: str) -> tuple[int, ...]:
         return self._places[name].rank
 
@@ -133,13 +136,15 @@ class Schedule:
         waiting.state = State.WAITING
         waiting.needs.add(name)
 
-    def wait_for(self, name: str, needs: Iterable[str]) -> None:
-        """Make a node that was taken wait for further nodes (a fan-out added them)."""
+    def fan_out(self, name: str, instances: list[str], *, needs: Iterable[str]) -> None:
+        """Add the instances of a node that was taken, in their order, and make it wait for them."""
         place = self._places[name]
-        place.state = State.WAITING
-        for one in needs:
-            place.needs.add(one)
-            self._places[one].feeds.append(name)
+        for position, instance in enumerate(instances):
+            self.add(instance, rank=(*place.rank, position), needs=needs)
+            self._places[instance].feeds.append(name)
+        place.needs.update(instances)
+        if instances:
+            place.state = State.WAITING
 
     def _make_ready(self, name: str) -> None:
         place = self._places[name]

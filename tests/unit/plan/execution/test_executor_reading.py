@@ -14,7 +14,7 @@ import pytest
 from stoker.model.clock import SystemClock
 from stoker.model.errors import Cancelled
 from stoker.plan.authoring import InputPath, PlanBuilder, StageContext, arg, stage
-from stoker.plan.execution import executor, reading
+from stoker.plan.execution import asides, reading
 from stoker.plan.execution.attempting import Attempts
 from stoker.plan.outcome import Ending
 from stoker.store import trees
@@ -95,7 +95,7 @@ def everything_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "_OUTDATED_PAUSE_S", 0.0)
+    monkeypatch.setattr(asides, "_FIRST_PAUSE_S", 0.0)
 
 
 class LaterClock(SystemClock):

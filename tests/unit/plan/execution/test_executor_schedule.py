@@ -120,9 +120,7 @@ def test_a_fan_out_waits_for_its_instances() -> None:
     take(schedule)
     schedule.done("list")
     assert take(schedule) == ["fan"]
-    for index in range(3):
-        schedule.add(f"fan[{index}]", rank=(1, index), needs=("list",))
-    schedule.wait_for("fan", [f"fan[{index}]" for index in range(3)])
+    schedule.fan_out("fan", [f"fan[{index}]" for index in range(3)], needs=("list",))
     assert take(schedule) == ["fan[0]", "fan[1]", "fan[2]"]
     for index in (2, 0, 1):
         assert schedule.state("fan") is State.WAITING
