@@ -17,6 +17,7 @@ from stoker.wire.enrolling import TokenAsk
 from stoker.wire.orders import JobOrder, OrderOutcome, Outcome, Submission
 from tests.contract.queue_driving import order
 from tests.servers.coordinator import Fleet, coordinator
+from tests.servers.unix_http import UnixConnection
 
 
 @pytest.fixture
@@ -76,3 +77,27 @@ def test_people_cancel_and_requeue_their_own_jobs_and_operators_all(fleet: Fleet
     ann.cancel("train", by="ann@laptop")
     cat.requeue("train")
     assert authors(fleet) == [("job_submitted", "ann"), ("job_cancelled", "ann (ann@laptop)"), ("job_requeued", "cat")]
+
+
+def test_what_the_local_user_changes_without_saying_who_it_is_has_an_author(fleet: Fleet) -> None:
+    """The kernel has said who is at the other end of the socket: no record of a change is anonymous."""
+    asked = (
+        ("/v1/jobs/train/priority", '{"priority": 5}'),
+        ("/v1/jobs/train/cancel", ""),
+        ("/v1/jobs/train/requeue", ""),
+    )
+    submit(fleet.client(), order("train"))
+    for path, body in asked:
+        connection = UnixConnection(fleet.socket)
+        connection.request("POST", path, body=body or None, headers={"Content-Type": "application/json"})
+        assert connection.getresponse().status == 200
+        connection.close()
+    assert [by for _, by in authors(fleet)] == ["local user"] * 4
+
+
+def test_a_token_that_the_local_user_made_says_so_in_the_list_and_in_the_event(fleet: Fleet) -> None:
+    made = fleet.client().make_token(TokenAsk(name="zed", role=Role.READ))
+    assert made.view.by == "local user"
+    assert [one.by for one in fleet.client().tokens()] == ["local user"]
+    told = [event.get("by") for event in fleet.queue.reader.events(0, 100) if event["kind"] == "token_made"]
+    assert told == ["local user"]

@@ -358,7 +358,9 @@ def test_a_refusal_says_what_to_do():
     ("name", "claimed", "expected"),
     [
         ("", "me@desk", "me@desk"),
-        ("", "", ""),
+        ("", "", "local user"),
+        ("", " ", "local user"),
+        ("", "ada", "local user (ada)"),
         ("ada", "", "ada"),
         ("ada", "ada", "ada"),
         ("ada", "bob (root@desk)", "ada (bob (root@desk))"),

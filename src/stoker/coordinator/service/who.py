@@ -18,6 +18,7 @@ PEER = "stoker.peer"
 PRINCIPAL = "stoker.principal"
 STILL = "stoker.still"
 _LONGEST = 200
+_LOCAL_USER = "local user"
 
 
 def _principal(request: Request) -> Principal:
@@ -38,11 +39,13 @@ Still = Annotated[Callable[[], bool], Depends(_still)]
 def recorded(who: Principal, claimed: str) -> str:
     """Return who is recorded: the name that was verified, and behind it what the program says of itself.
 
-    A principal without a name is the operator of this home. What its program says is recorded, in a form that can't be
-    taken for a verified name (`model.principals.verified_name`).
+    A principal without a name is the operator of this home, whose user id the kernel has verified: `local user`. What
+    its program says of itself is recorded instead, in a form that can't be taken for a verified name
+    (`model.principals.verified_name`).
     """
     if not who.name:
-        return f"local user ({claimed})"[:_LONGEST] if verified_name(claimed) else claimed[:_LONGEST]
+        said = f"{_LOCAL_USER} ({claimed})" if verified_name(claimed) else claimed.strip() or _LOCAL_USER
+        return said[:_LONGEST]
     return f"{who.name} ({claimed})"[:_LONGEST] if claimed and claimed != who.name else who.name
 
 
