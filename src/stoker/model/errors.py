@@ -34,6 +34,11 @@ class StokerError(Exception):
     def __str__(self) -> str:
         return self.message
 
+    def add_hint(self, more: str) -> None:
+        """Add a second thing to do to the hint."""
+        join = " " if self.hint.endswith("?") else "; "
+        self.hint = f"{self.hint}{join}{more}" if self.hint else more
+
     def to_dict(self) -> dict[str, object]:
         """Give the error as the plain object that every `--json` output uses."""
         body: dict[str, object] = {"error": self.code, "exit_code": self.exit_code, "message": self.message}

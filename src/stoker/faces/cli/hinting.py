@@ -11,7 +11,7 @@ _LISTS = "lists what there is"
 _NO_HUB = "HF_ENDPOINT or --base-url names another hub or a mirror; --offline takes what is on this machine"
 _NO_HUB_FOR_JOB = "HF_ENDPOINT names another hub or a mirror; {argument}=FOLDER takes what is on this machine"
 _SAME = "the same command"
-_RESUMES = f"{_SAME} tries again, and what came before is kept"
+_AGAIN = f"{_SAME} tries again"
 _NOT_REACHED = frozenset({"dns", "refused", "unreachable", "connect_timeout"})
 _HINTS = {
     ("not_on_server", "offline"): "without --offline it is fetched",
@@ -32,13 +32,12 @@ def hinted(error: StokerError) -> StokerError:
         error.hint = f"check this computer's network; {_NO_HUB}"
     is_passing = isinstance(error, NetworkFailed | RateLimited) and not error.data.get("is_lasting")
     if is_passing and _SAME not in error.hint:
-        # Nothing of this file came in this run; others may have come, or a part of it before.
-        error.hint = f"{error.hint}; {_RESUMES}" if error.hint else _RESUMES
+        # Nothing of this file is kept, or its hint would say so.
+        error.add_hint(_AGAIN)
         return error
     more = _HINTS.get((error.code, str(error.data.get("reason"))), "")
     if more and more not in error.hint and _LISTS not in error.hint:
-        join = " " if error.hint.endswith("?") else "; "
-        error.hint = f"{error.hint}{join}{more}" if error.hint else more
+        error.add_hint(more)
     return error
 
 

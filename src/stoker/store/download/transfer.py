@@ -321,5 +321,4 @@ def _say_kept(error: StokerError, kept_bytes: int, total_bytes: int | None, *, i
     if kept_bytes:
         amount = format_size(kept_bytes) + ("" if total_bytes is None else f" of {format_size(total_bytes)}")
         how = "the same command without force resumes" if is_forced else "the same command resumes"
-        kept = f"what came is kept ({amount}): {how}"
-        error.hint = f"{error.hint}; {kept}" if error.hint else kept
+        error.add_hint(f"what came is kept ({amount}): {how}")

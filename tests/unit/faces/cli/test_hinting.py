@@ -39,8 +39,13 @@ def test_a_job_is_offered_what_a_job_takes_where_the_hub_is_not_reached() -> Non
 
 
 def test_a_network_that_failed_is_followed_by_how_to_resume_once() -> None:
-    told = "look; the same command tries again, and what came before is kept"
+    told = "look; the same command tries again"
     assert hinted(hinted(NetworkFailed("refused", hint="look"))).hint == told
     kept = "what came is kept (1 B of 2 B): the same command resumes"
     assert hinted(NetworkFailed("refused", hint=kept)).hint == kept
     assert hinted(NetworkFailed("bad certificate", hint="look", is_lasting=True)).hint == "look"
+
+
+def test_a_hint_that_asks_a_question_is_followed_by_a_space_and_claims_nothing_that_never_came() -> None:
+    error = NetworkFailed("refused", hint="is the server running?", kept_bytes=0)
+    assert hinted(error).hint == "is the server running? the same command tries again"

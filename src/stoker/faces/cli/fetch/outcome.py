@@ -15,7 +15,8 @@ from stoker.model.frozen import frozen
 from stoker.model.units import format_size
 from stoker.store.download.outcome import Outcome
 
-_KEPT = "what came is kept: the same command resumes"
+_KEPT = "what came is kept"
+_SAME = "the same command"
 
 
 @frozen
@@ -71,11 +72,11 @@ def first_failure(files: Sequence[Outcome]) -> StokerError | None:
     first = next((one for one in failed if isinstance(one, Cancelled | Terminated)), failed[0])
     if len(files) == 1 or isinstance(first, Cancelled | Terminated):
         return first
-    hint = first.hint
+    told = type(first)(f"{len(failed)} of {len(files)} files did not come: {first}", hint=first.hint, **first.data)
     has_come = any(got.fetched is not None for got in files) or any(one.data.get("kept_bytes") for one in failed)
     if has_come and not first.data.get("kept_bytes"):
-        hint = f"{hint}; {_KEPT}" if hint else _KEPT
-    return type(first)(f"{len(failed)} of {len(files)} files did not come: {first}", hint=hint, **first.data)
+        told.add_hint(_KEPT if _SAME in told.hint else f"{_KEPT}: {_SAME} resumes")
+    return told
 
 
 def _where(haul: Haul, *, is_short: bool) -> str:

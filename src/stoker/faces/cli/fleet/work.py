@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from stoker.faces.cli.call import Call
@@ -11,12 +12,15 @@ from stoker.faces.view.keeping import keeping_line
 from stoker.host.durable import read_regular, translated
 from stoker.model.errors import BadInput
 from stoker.model.events import Event, event_line
-from stoker.model.fleet_errors import NotAllowed
+from stoker.model.fleet_errors import NoCoordinator, NotAllowed
 from stoker.wire.finding import Found, find_coordinator, no_coordinator_known
 from stoker.wire.joined import Side
 from stoker.worker.keeper.options import WorkOptions, read_accepted, read_declared
 
 _LARGEST_LIST_BYTES = 1 << 20
+_COMES_UP_S = 10.0
+"""How long a coordinator that was started at the same time may take before it can be found."""
+_LOOK_EVERY_S = 0.1
 
 GRAMMAR = Grammar(
     "work",
@@ -129,7 +133,7 @@ def _find(call: Call, join: str, name: str) -> Found:
             raise no_coordinator_known(settings.state)
         return found
 
-    found = find()
+    found = _wait_for_one(call, find)
     has_ended = _has_ended(call, found)
     if has_ended and not found.is_here:
         hint = f"`stoker machines invite --name {found.name}` there, then here: stoker join CODE@HOST --again"
@@ -145,6 +149,23 @@ def _find(call: Call, join: str, name: str) -> Found:
         hint = f"leave --name out, or join under it: stoker machines invite --name {name}, then stoker join … --again"
         raise BadInput(f"this machine has joined {found.url} as {found.name}, not as {name}", hint=hint)
     return found
+
+
+def _wait_for_one(call: Call, find: Callable[[], Found]) -> Found:
+    """Return the coordinator once one is known here; one that was started at the same time takes a moment."""
+    clock = call.parts.clock
+    until_s = clock.monotonic_s() + _COMES_UP_S
+    has_said = False
+    while True:
+        try:
+            return find()
+        except NoCoordinator:
+            if clock.monotonic_s() >= until_s:
+                raise
+        if not has_said:
+            call.out.note(f"no coordinator serves this home yet: waiting up to {_COMES_UP_S:.0f} s for `stoker serve`")
+            has_said = True
+        clock.sleep(_LOOK_EVERY_S)
 
 
 def _has_ended(call: Call, found: Found) -> bool:
