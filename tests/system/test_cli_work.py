@@ -37,10 +37,15 @@ def url(home: Shell) -> Iterator[str]:
         serving.communicate(timeout=PATIENCE_S)
 
 
-def test_without_a_coordinator_it_says_how_to_get_one(shell: Shell):
-    done = shell.stoker("work")
-    assert done.code == 34
-    assert "stoker serve" in done.err
+def test_a_worker_that_was_started_before_the_coordinator_waits_for_it(shell: Shell):
+    working = shell.start("work", "--name", "early", "--until-idle", "--json")
+    assert working.stderr is not None
+    assert "waiting up to 10 s" in working.stderr.readline()
+    serving = shell.start("serve", "--listen", "127.0.0.1:0", "--json")
+    done = finish(working)
+    serving.send_signal(signal.SIGTERM)
+    serving.communicate(timeout=PATIENCE_S)
+    assert done.code == 0
 
 
 @pytest.mark.parametrize(
