@@ -6,7 +6,8 @@ new one, with `~` after its name; so is whatever else stands in the way. Nothing
 removed through a symlink that lies in the folder, and a file that is as it should be stays as it is.
 
 A folder holds one result, or the folders of a sweep's trials, never both: `set_aside` renames the whole folder of the
-other shape to `NAME~`.
+other shape to `NAME~`. A folder that a running job writes to is never renamed: the later job gets one from
+`make_beside`.
 """
 
 from __future__ import annotations
@@ -88,6 +89,17 @@ def set_aside(folder: str, *, for_trials: bool) -> str:
         claims = _read_claims(_read(sidecar))
         is_other = any(f"{name}/{SIDECAR}" not in claims for name in _trial_folders(folder))
     return _rename_aside(folder) if is_other else ""
+
+
+def make_beside(folder: str) -> str:
+    """Make a new folder, `NAME~`, or `NAME~2` and so on; return its path. No other run takes it then."""
+    with translated(folder):
+        os.makedirs(os.path.dirname(folder), exist_ok=True)
+        while True:
+            beside = _free_name(folder)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(beside)
+                return beside
 
 
 def is_sidecar(path: str) -> bool:
@@ -232,14 +244,19 @@ class _Desk:
 
 def _rename_aside(path: str) -> str:
     """Put `~` after a name, or `~2` and so on; return the new path, empty if there is nothing of that name."""
-    number = 1
-    while os.path.lexists(kept := f"{path}~{number if number > 1 else ''}"):
-        number += 1
+    kept = _free_name(path)
     # Two that lay out at once may want the same out of the way.
     with translated(path), contextlib.suppress(FileNotFoundError):
         os.rename(path, kept)
         return kept
     return ""
+
+
+def _free_name(path: str) -> str:
+    number = 1
+    while os.path.lexists(name := f"{path}~{number if number > 1 else ''}"):
+        number += 1
+    return name
 
 
 def _trial_folders(folder: str) -> list[str]:

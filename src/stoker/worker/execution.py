@@ -32,10 +32,10 @@ from stoker.plan.run_folders import RunFolders
 from stoker.plan.run_options import RunOptions
 from stoker.plan.status import StatusWriter
 from stoker.store.local import LocalStore
-from stoker.store.results import LaidOut, Part, lay_out, point_last_at, set_aside
+from stoker.store.results import LaidOut, Part, lay_out, make_beside, point_last_at, set_aside
 from stoker.worker.best_link import settle_best
 from stoker.worker.giving import parts_of_trial
-from stoker.worker.job_folder import JobEnd, JobFolder, JobSpec
+from stoker.worker.job_folder import JobEnd, JobFolder, JobSpec, job_folders
 from stoker.worker.leftovers import clear_stale_staging
 from stoker.worker.standings import rank_trials
 from stoker.worker.sweep_end import clear_away, count_ends, error_of_sweep
@@ -93,7 +93,7 @@ class Execution:
     spec: JobSpec
     tools: Tools
     out: str | None
-    """The plain folder for the results (`stoker-out/NAME`), or None for none."""
+    """The plain folder for the results (`stoker-out/NAME`), or None for none. `run` may take one beside it."""
     options: RunOptions = field(default_factory=RunOptions)
     listeners: tuple[Listener, ...] = ()
     papers: Mapping[str, bytes] = field(default_factory=dict)
@@ -115,6 +115,8 @@ class Execution:
     _emit: Callable[[Event], None] | None = None
     _codes: dict[str, str] = field(default_factory=dict)
     """The program's code when each trial's own stage began."""
+    _made_out: str = ""
+    """The folder that was made for the results because a running job has the one that was wanted."""
 
     def cancel(self, error: StokerError) -> None:
         """Ask it to stop. May be called from a signal handler."""
@@ -153,7 +155,7 @@ class Execution:
                 folder.end(self._end(result, Bug(f"{type(problem).__name__}: {problem}")))
                 raise
             ends = watch.ends if watch is not None else ()
-            self._settle_best(ends, laid_out, status)
+            self._settle_out(ends, laid_out, status)
             end = self._end(result, error, laid_out, has_out=any(one.out for one in ends))
             folder.end(end)
             told = {name: value for name, value in end.to_json().items() if name not in ("v", "keys", "parts")}
@@ -168,6 +170,7 @@ class Execution:
 
     def _execute(self, folder: JobFolder, status: StatusWriter) -> RunResult:
         status.emit(Event(Kinds.RUN_BEGIN, self._begin_fields()))
+        self._claim_out(folder)
         clear_stale_staging(self.tools.store, self.tools.engine.leases)
         folders = folders_of(folder, self.tools, name=self.spec.name)
         executor = Executor(self.plan, self.tools.engine, status=status, folders=folders, options=self.options)
@@ -232,6 +235,14 @@ class Execution:
         point_last_at(os.path.dirname(self.out), os.path.basename(self.out))
         return laid_out.folder
 
+    def _settle_out(self, ends: tuple[TrialEnd, ...], laid_out: LaidOut | None, status: StatusWriter) -> None:
+        """Bring the plain folder to its final state: its link to the best trial; none if it was made for nothing."""
+        self._settle_best(ends, laid_out, status)
+        if self._made_out:
+            # Fails, as it should, if anything lies in it.
+            with suppress(OSError):
+                os.rmdir(self._made_out)
+
     def _settle_best(self, ends: tuple[TrialEnd, ...], laid_out: LaidOut | None, status: StatusWriter) -> None:
         """Make `best` lead to the best trial, or be no more where there is none; say so if something is in the way."""
         if self.out is None or (laid_out is not None and BEST in laid_out.files):
@@ -263,6 +274,30 @@ class Execution:
         laid_out = lay_out(self.tools.store, parts, self.out)
         point_last_at(os.path.dirname(self.out), os.path.basename(self.out))
         return laid_out
+
+    def _claim_out(self, folder: JobFolder) -> None:
+        """Take the folder for the results, or one beside it if a running job lays out the other shape there.
+
+        The claim is written before others are looked at, so of two that begin at once at least one sees the other.
+        """
+        if self.out is None:
+            return
+        for_trials = is_sweep(self.trials)
+        folder.claim_out(self.out, for_trials=for_trials)
+        if not any(
+            one.attempt != folder.attempt
+            and one.may_be_running()
+            and one.claims_out(self.out, for_trials=not for_trials)
+            for one in job_folders(self.tools.runs)
+        ):
+            return
+        wanted, self.out = self.out, make_beside(self.out)
+        self._made_out = self.out
+        folder.claim_out(self.out, for_trials=for_trials)
+        if self._emit is not None:
+            shape = "a single run" if for_trials else "a sweep"
+            message = f"{shape} that is still running writes to {wanted}: the results of this run go to {self.out}"
+            self._emit(Event(Kinds.WARNING, {"message": message}))
 
     def _set_aside(self, *, for_trials: bool) -> None:
         """Keep results of the other shape, a sweep's or a single run's, out of the folder; the journal says where."""

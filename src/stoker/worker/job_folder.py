@@ -5,6 +5,7 @@
         config.json     the configuration, and where each of its values came from       written once
         trials.jsonl    the points of its sweep, one if nothing varies                  written once
         job.json        what was wanted: recipe, arguments, name, job id                written once, last of these
+        out.json        its plain folder, and whether for trials of a sweep             changes if it takes another
         status.jsonl    the journal
         logs/NODE.log   what each stage printed
         metrics/        curves: what each stage measured, step by step
@@ -162,6 +163,19 @@ class JobFolder:
     def end(self, end: JobEnd) -> None:
         """Write down how it ended."""
         write_file(os.path.join(self.path, "end.json"), dumps(end.to_json(), indent=1).encode())
+
+    def claim_out(self, out: str, *, for_trials: bool) -> None:
+        """Write down which plain folder it lays its results out in, and whether as the trials of a sweep."""
+        body = {"v": 1, "folder": os.path.realpath(out), "for_trials": for_trials}
+        write_file(os.path.join(self.path, "out.json"), dumps(body).encode())
+
+    def claims_out(self, out: str, *, for_trials: bool) -> bool:
+        """Say whether this is the plain folder for its results, laid out in this shape."""
+        try:
+            body = self._read("out.json")
+        except NotFound:
+            return False
+        return body.get("folder") == os.path.realpath(out) and body.get("for_trials") is for_trials
 
     def cancel_trial(self, number: int) -> None:
         """Write down that a trial is to be cancelled; the process that runs the job looks for it."""

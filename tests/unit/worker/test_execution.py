@@ -47,6 +47,7 @@ def test_a_job_leaves_a_folder_that_tells_everything(office: Office) -> None:
         "job.json",
         "logs",
         "metrics",
+        "out.json",
         "owner.json",
         "status.jsonl",
         "trials.jsonl",

@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,10 @@ from stoker.worker.job_folder import JobFolder
 from tests.unit.plan.lab import lines_of
 from tests.unit.worker.conftest import Office
 from tests.unit.worker.sweeping import Sweeps, counts, renamed, states
+
+# At n=2 it waits for a file, at n=6 it fails.
+WAIT = "echo > waits; until [ -e gate ]; do sleep 0.01; done"
+WAITING = ("sh", "-c", f'case {{n}} in 2) {WAIT};; 6) exit 3;; esac; echo {{n}} > "$STOKER_OUT/made"')
 
 
 @pytest.fixture
@@ -148,6 +154,62 @@ def test_a_widened_sweep_and_the_same_single_run_use_their_folder_again(sweeps: 
     sweeps.run(renamed(sweeps.order("n=1"), "one"))
     assert sorted(os.listdir(top.parent)) == ["last", "one", top.name]
     assert not told(single.folder, "warning")
+
+
+@contextmanager
+def held_open(sweeps: Sweeps, *overrides: str) -> Iterator[list[JobResult]]:
+    """Run a job in a thread: its program waits for a file at n=2, which is written when the block ends."""
+    done: list[JobResult] = []
+    execution = sweeps.execution(sweeps.order(*overrides, program=WAITING))
+    thread = threading.Thread(target=lambda: done.append(execution.run()))
+    thread.start()
+    try:
+        while not (sweeps.folder / "waits").exists():
+            thread.join(0.01)
+        yield done
+    finally:
+        (sweeps.folder / "gate").write_text("")
+        thread.join(20)
+
+
+def test_a_single_run_leaves_the_folder_of_a_sweep_that_still_runs_alone(sweeps: Sweeps) -> None:
+    with held_open(sweeps, "n=1,2,3") as done:
+        single = sweeps.run_line("n=5", program=WAITING)
+        top = sweeps.out(single, "").resolve()
+        own = top.with_name(f"{top.name}~")
+        assert sorted(os.listdir(top)) == ["n=1"]
+    (sweep,) = done
+    assert sorted(os.listdir(top)) == ["n=1", "n=2", "n=3"]
+    assert [end.out for end in sweep.trials] == [str(top / f"n={n}") for n in (1, 2, 3)]
+    assert not told(sweep.folder, "warning")
+    assert single.laid_out is not None
+    assert (single.laid_out.folder, (own / "made").read_text()) == (str(own), "5\n")
+    (warning,) = told(single.folder, "warning")
+    assert warning["message"] == f"a sweep that is still running writes to {top}: the results of this run go to {own}"
+    assert sorted(os.listdir(top.parent)) == ["last", top.name, own.name]
+
+
+def test_a_sweep_leaves_the_folder_of_a_single_run_that_still_runs_alone(sweeps: Sweeps) -> None:
+    older = sweeps.out(sweeps.run_line("n=1", program=WAITING), "").resolve()
+    with held_open(sweeps, "n=2") as done:
+        sweep = sweeps.run_line("n=3,4", program=WAITING)
+    (single,) = done
+    assert (older / "made").read_text() == "2\n"
+    assert single.laid_out is not None
+    assert single.laid_out.folder == str(older)
+    assert sorted(os.listdir(f"{older}~")) == ["n=3", "n=4"]
+    assert [end.out for end in sweep.trials] == [f"{older}~/n={n}" for n in (3, 4)]
+    # Nothing runs any more: the next sweep uses the name itself.
+    sweeps.run_line("n=3,4", program=WAITING)
+    assert sorted(os.listdir(older)) == ["n=3", "n=4"]
+    assert sorted(os.listdir(f"{older}~2")) == [".stoker.json", "made"]
+
+
+def test_a_run_without_results_leaves_no_empty_folder_beside_that_of_a_running_sweep(sweeps: Sweeps) -> None:
+    with held_open(sweeps, "n=1,2"):
+        single = sweeps.run_line("n=6", program=WAITING)
+    assert single.error is not None
+    assert sorted(os.listdir(sweeps.folder / "stoker-out")) == ["last", single.folder.spec().name]
 
 
 def test_a_sweep_in_which_all_fails_alike_is_given_up(sweeps: Sweeps) -> None:
