@@ -91,6 +91,22 @@ def test_cancel_stops_a_job_of_another_process_and_says_when_it_has(shell: Shell
     assert "job slow is not running: cancelled" in again.err
 
 
+def test_cancel_stops_an_older_job_that_still_runs_when_a_newer_one_of_its_name_has_ended(shell: Shell) -> None:
+    process, _, family = start_waiting(shell)
+    (shell.folder / "open").touch()
+    newer = shell.stoker("run", "toy/slow", "value=2", f"gate={shell.folder / 'open'}", f"ledger={shell.folder / 'l'}")
+    assert newer.code == 0, newer.err
+    by_id = shell.stoker("cancel", "last")
+    assert (by_id.code, "job slow is not running: completed" in by_id.err) == (30, True), by_id.err
+    done = shell.stoker("cancel", "slow")
+    assert done.code == 0, done.err
+    assert "cancelled slow: it stopped when asked" in done.out
+    assert finish(process).code == 143
+    assert alive(family) == set()
+    again = shell.stoker("cancel", "slow")
+    assert (again.code, "job slow is not running: completed" in again.err) == (30, True), again.err
+
+
 def test_after_kill_9_the_job_has_failed_nothing_runs_on_and_a_rerun_continues(shell: Shell) -> None:
     process, gate, family = start_waiting(shell)
     process.kill()

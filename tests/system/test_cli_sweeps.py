@@ -393,3 +393,20 @@ def test_cancelling_one_trial_stops_that_trial_alone(shell: Shell) -> None:
     assert shell.stoker("cancel", "work/7").code != 0
     refused = shell.stoker("cancel", "work/1")
     assert (refused.code, "job work is not running: cancelled" in refused.err) == (30, True), refused.err
+
+
+def test_a_trial_of_a_running_sweep_is_cancelled_though_a_newer_single_run_of_its_name_has_ended(shell: Shell) -> None:
+    (shell.folder / "gate").touch()
+    process = shell.start("run", "n=1,2,3", *PROGRAM)
+    wait_until((shell.folder / "waiting").exists)
+    single = shell.stoker("run", "n=5", *PROGRAM)
+    assert single.code == 0, single.err
+    cancelled = shell.stoker("cancel", "work/2", "--json")
+    assert cancelled.code == 0, cancelled.err
+    assert cancelled.objects()[0].items() >= {"name": "work/2", "label": "n=2", "state": "cancelled"}.items()
+    done = finish(process)
+    assert (done.code, "2 ok, 1 cancelled." in done.out) == (1, True), done.err
+    out = shell.folder / "stoker-out"
+    assert sorted(path.name for path in (out / "work").iterdir()) == ["n=1", "n=3"]
+    assert (out / "work~" / ".stoker.json").exists()
+    assert f"go to {out / 'work~'}" in single.out + single.err

@@ -21,6 +21,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from stoker.host.durable import read_regular, translate, translated, write_file
@@ -321,6 +322,17 @@ def find_job(runs: str, name: str) -> JobFolder:
     if not names and name == "last":
         raise NotFound("nothing has run here yet", hint="stoker run RECIPE")
     raise NotFound(f"there is no job {name!r}", hint=did_you_mean(name, names) or "`stoker jobs` lists them")
+
+
+def find_running(runs: str, name: str) -> JobFolder | None:
+    """Find the newest job of this very name that still runs. Attempts of jobs of the fleet do not count."""
+    for folder in job_folders(runs):
+        if folder.may_be_running():
+            with suppress(NotFound):
+                spec = folder.spec()
+                if spec.name == name and "fleet" not in spec.options:
+                    return folder
+    return None
 
 
 def _id_begun_by(name: str, spec: JobSpec) -> str:

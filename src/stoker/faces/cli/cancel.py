@@ -10,7 +10,7 @@ from stoker.faces.cli.fleet.reaching import AT
 from stoker.faces.cli.grammar import Grammar, Option, Positional
 from stoker.faces.view.times import span
 from stoker.model.lifecycle import JobState
-from stoker.worker.job_folder import JobFolder
+from stoker.worker.job_folder import JobFolder, find_running
 from stoker.worker.stopping import Stop, stop_job, stop_trial
 from stoker.worker.trials import TRIALS, read_trials, trial_numbered
 
@@ -19,8 +19,9 @@ GRAMMAR = Grammar(
     about=(
         "Stop a running job: its process is asked to end and given time to clean up; if it does not, it is killed with "
         "everything it started. Finished stages stay known, so running the job again continues it. NAME/3 stops the "
-        "third trial of a sweep or an adapters file, and the others go on; NAME alone stops them all. Of the fleet, "
-        "the request is written down first and holds whatever happens."
+        "third trial of a sweep or an adapters file, and the others go on; NAME alone stops them all. If the newest "
+        "job of that name has ended, the newest that still runs here is stopped. Of the fleet, the request is written "
+        "down first and holds whatever happens."
     ),
     positionals=(Positional("NAME", help="a job's name, `name/3`, `last`, or the beginning of an id"),),
     options=(Option("--no-wait", help="of the fleet: do not wait until it has stopped"), AT),
@@ -30,7 +31,7 @@ GRAMMAR = Grammar(
 
 def perform(call: Call, given: dict[str, Any]) -> int:
     """Stop one job."""
-    folder = meant(call, given["name"], given["at"])
+    folder = _running_of_name(call, meant(call, given["name"], given["at"]), given)
     if isinstance(folder, FleetJob):
         from stoker.faces.cli.fleet.cancelling import cancel_fleet_job
 
@@ -49,6 +50,22 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     }[stopped.how]
     call.out.line(f"cancelled {name}: {told} ({span(stopped.seconds)})")
     return 0
+
+
+def _running_of_name(call: Call, found: JobFolder | FleetJob, given: dict[str, Any]) -> JobFolder | FleetJob:
+    """Return the job to stop: the one that was found, or if it has ended, the newest of its name that runs here."""
+    if isinstance(found, JobFolder):
+        if found.may_be_running():
+            return found
+    elif given["at"]:
+        return found
+    running = find_running(call.parts.settings.runs, given["name"].partition("/")[0])
+    if running is None:
+        return found
+    if isinstance(found, FleetJob) and not all(JobState(point.state).is_terminal for point in found.points()):
+        return found
+    call.out.note(f"note: the newest job of that name has ended; {running.attempt} is still running")
+    return running
 
 
 def _cancel_trial(call: Call, folder: JobFolder, point: str) -> int:
