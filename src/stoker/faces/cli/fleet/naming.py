@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from stoker.faces.cli.call import Call
@@ -68,18 +69,25 @@ def meant(call: Call, target: str, at: str | None = "") -> JobFolder | FleetJob:
     if local is not None:
         if isinstance(fleet, NoCoordinator):
             _refuse_point(call, target, local)
+        if isinstance(fleet, NotFound) and _is_attempt_of_point(target, local):
+            raise fleet
         return local
     raise fleet
 
 
 def _refuse_point(call: Call, target: str, local: JobFolder) -> None:
     """Refuse `NAME/3` where only an attempt of some point lies here: which point, only the coordinator can tell."""
-    if split_ref(target)[0] == target.partition("/")[0] or "fleet" not in local.spec().options:
+    if not _is_attempt_of_point(target, local):
         return
     from stoker.wire.finding import no_coordinator_known
 
     error = no_coordinator_known(call.parts.settings.state)
     raise NoCoordinator(f"{target} is a job of the fleet, and {error.message}", hint=error.hint)
+
+
+def _is_attempt_of_point(target: str, local: JobFolder) -> bool:
+    """Say whether `NAME/3` was asked for and what lies here is an attempt of a job of the fleet."""
+    return split_ref(target)[0] != target.partition("/")[0] and "fleet" in local.spec().options
 
 
 def meant_of_fleet(call: Call, target: str, at: str | None = "") -> FleetJob | None:
@@ -119,13 +127,27 @@ def _of_fleet(call: Call, client: FleetClient, target: str, *, is_named: bool) -
             ref = f"{base}/{ref.partition('/')[2]}"
             story = client.job(ref)
     except NotFound as error:
-        return error
+        return _without_point(client, ref) or error
     except (NoCoordinator, BadAnswer) as error:
         if is_named:
             raise
         call.out.note(f"note: {error.message}")
         return error
     return FleetJob(client=client, ref=ref, story=story, stage=stage)
+
+
+def _without_point(client: FleetClient, ref: str) -> NotFound | None:
+    """Say how many trials a sweep has that has none of this number; nothing if `ref` is no point of a sweep."""
+    from stoker.wire.waiting import points_of
+
+    name, _, number = ref.rpartition("/")
+    count = 0
+    with suppress(NoCoordinator, BadAnswer):
+        count = len(points_of(client, name)) if name else 0
+    if not count:
+        return None
+    trials = "1 trial" if count == 1 else f"{count} trials"
+    return NotFound(f"the sweep {name} has {trials} and no {number}", hint=f"stoker jobs show {name} lists them")
 
 
 def split_ref(target: str) -> tuple[str, str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stoker.faces.cli.fleet.naming import split_ref
-from stoker.host.identity import mine
+from stoker.host.identity import ProcessIdentity, mine, of_pid
 from stoker.model.digests import digest_value
 from stoker.model.lifecycle import JobState
 from stoker.wire.serve_file import ServeFile, withdraw
@@ -18,8 +19,8 @@ from tests.servers.hand import Hand
 from tests.unit.faces.cli.fleet.conftest import Stoker
 
 
-def _ran_here(home: Path, name: str, *, started_s: float, **options: Any) -> str:
-    """Leave what a run leaves behind, and give its id."""
+def _ran_here(home: Path, name: str, *, started_s: float, owner: ProcessIdentity | None = None, **options: Any) -> str:
+    """Leave what a run leaves behind, and return its id. With an owner it has not ended."""
     attempt = f"20260101-000000-{name}{int(started_s)}"
     spec = JobSpec(
         attempt=attempt,
@@ -32,7 +33,9 @@ def _ran_here(home: Path, name: str, *, started_s: float, **options: Any) -> str
         stoker="0",
         options=options,
     )
-    folder = JobFolder.begin(str(home / "runs"), spec, mine())
+    folder = JobFolder.begin(str(home / "runs"), spec, owner or mine())
+    if owner is not None:
+        return attempt
     folder.end(
         JobEnd(
             state=JobState.COMPLETED,
@@ -144,3 +147,39 @@ def test_a_point_of_a_fleets_sweep_needs_its_coordinator(home: Path, stoker: Sto
     assert gone in stoker("status").err
     away = stoker("logs", "mine/1", at="http://127.0.0.1:1")
     assert (away.code, "mine/1 is a job of the fleet" in away.err) == (34, True)
+
+
+@pytest.mark.parametrize("command", ["cancel", "logs", "explain", "jobs show"])
+def test_a_number_that_a_sweep_of_the_fleet_does_not_have_is_answered_with_how_many_it_has(
+    command: str, fleet: Fleet, home: Path, stoker: Stoker, submit
+):
+    first, *_ = submit("zap/1", "zap/2", "zap/3")
+    for is_worker in (False, True):
+        if is_worker:
+            _ran_here(home, "zap", started_s=9e9, fleet={"job": first, "attempt": 1})
+        done = stoker(*command.split(), "zap/9", at=fleet)
+        assert (done.code, done.err.splitlines()) == (
+            1,
+            ["stoker: the sweep zap has 3 trials and no 9", "hint: stoker jobs show zap lists them"],
+        )
+
+
+def test_a_job_of_this_machine_is_meant_by_a_number_that_a_sweep_of_the_fleet_does_not_have(
+    fleet: Fleet, home: Path, stoker: Stoker, submit
+):
+    submit("zap/1", "zap/2")
+    _ran_here(home, "zap", started_s=9e9)
+    assert "job zap has no trial '9'" in stoker("cancel", "zap/9", at=fleet).err
+    assert "there is no job 'zip/9'" in stoker("cancel", "zip/9", at=fleet).err
+
+
+def test_cancel_stops_a_job_that_runs_here_when_the_newer_one_of_the_fleet_has_ended(
+    fleet: Fleet, home: Path, stoker: Stoker, submit
+):
+    with subprocess.Popen(["sleep", "60"]) as process:
+        _ran_here(home, "gbt", started_s=10.0, owner=of_pid(process.pid))
+        submit("gbt")
+        assert stoker("cancel", "gbt", at=fleet).out.startswith("cancelled gbt (")
+        assert process.poll() is None
+        done = stoker("cancel", "gbt", at=fleet)
+        assert (done.code, "cancelled gbt: it stopped when asked" in done.out) == (0, True), done.err
