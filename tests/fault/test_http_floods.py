@@ -216,6 +216,57 @@ def test_large_submissions_that_have_come_whole_are_in_memory_one_at_a_time(targ
     assert most_bytes - before_bytes < count * size_bytes * 3 // 4
 
 
+def many(beginning: bytes, element: bytes, end: bytes, size_bytes: int) -> bytes:
+    """Return a body of about a size: a beginning, an element as often as it fits, and an end."""
+    return beginning + b",".join([element] * (size_bytes // (len(element) + 1))) + end
+
+
+BODIES = {
+    "digests that are lists": ("/v1/contents/fetch", many(b'{"digests":[', b"[]", b"]}", 3900 << 10)),
+    "a few digests that are lists": ("/v1/contents/missing", many(b'{"digests":[', b"[]", b"]}", 190 << 10)),
+    "digests that are lists, spread out": (
+        "/v1/contents/missing",
+        many(b'{"digests":[', b"[%9s]" % b"", b"]}", 3900 << 10),
+    ),
+    "jobs to cancel that are lists": ("/v1/jobs/cancel", many(b'{"jobs":[', b"[]", b"]}", 3900 << 10)),
+    "fields that are unknown": (
+        "/v1/jobs/cancel",
+        b'{"jobs":["%b"],%b}' % (b"0" * 64, b",".join(b'"%07x":1' % at for at in range(300_000))),
+    ),
+    "orders that are lists": ("/v1/jobs", many(b'{"jobs":[', b"[]", b"]}", 12 << 20)),
+    "a few orders that are lists": ("/v1/jobs", many(b'{"jobs":[', b"[]", b"]}", 90 << 10)),
+    "an order of lists": ("/v1/jobs", many(b'{"jobs":[{"args":{"a":[', b"[]", b"]}}]}", 12 << 20)),
+    "an invitation with lists": ("/v1/join/begin", many(b'{"id":[', b"[]", b"]}", 60 << 10)),
+}
+
+
+@pytest.mark.parametrize("sort", BODIES)
+def test_a_body_of_many_small_values_neither_grows_nor_stalls_a_coordinator(target: Target, sort: str) -> None:
+    path, body = BODIES[sort]
+    head = b"POST %b HTTP/1.1\r\nhost: %b\r\nx-operator-token: %b\r\n"
+    head += b"content-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    answers: list[bytes] = []
+
+    def send() -> None:
+        with target.dial() as line:
+            line.settimeout(30)
+            with suppress(OSError):
+                line.sendall(head % (path.encode(), target.host, target.token, len(body)) + body)
+            answers.append(line.recv(100))
+
+    sender = threading.Thread(target=send)
+    before_bytes, most_bytes, took_s = target.rss_bytes, 0, [target.health_s()]
+    sender.start()
+    while sender.is_alive():
+        took_s.append(target.health_s())
+        most_bytes = max(most_bytes, target.rss_bytes)
+    assert answers[0].split()[1] in (b"413", b"422")
+    assert most_bytes - before_bytes < MOST_GROWTH_BYTES, most_bytes
+    assert most_bytes < MOST_RSS_BYTES
+    assert max(took_s) < 3 * USUAL_HEALTH_S, took_s
+    assert sorted(took_s)[len(took_s) // 2] < USUAL_HEALTH_S, took_s
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sort", ATTACKS)
 def test_nor_does_one_of_them_in_half_a_minute(target: Target, sort: str) -> None:

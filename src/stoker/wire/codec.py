@@ -47,7 +47,7 @@ def alike(first: M, own: dict[str, Any]) -> M:
     made = kind.__new__(kind)
     _set(made, "__dict__", {**first.__dict__, **own})
     _set(made, "__pydantic_fields_set__", first.__pydantic_fields_set__)
-    _set(made, "__pydantic_extra__", None)
+    _set(made, "__pydantic_extra__", first.__pydantic_extra__)
     _set(made, "__pydantic_private__", None)
     return made
 

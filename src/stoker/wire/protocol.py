@@ -6,7 +6,12 @@ speaks. Readers pass over fields they do not know; a field never changes its mea
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, model_validator
+from pydantic_core import InitErrorDetails
+from pydantic_core.core_schema import CoreSchema, no_info_before_validator_function
 
 VERSION = 1
 OLDEST = 1
@@ -15,13 +20,67 @@ VERSION_HEADER = "X-Stoker-Protocol"
 TOKEN_HEADER = "X-Operator-Token"  # noqa: S105 - the header's name
 
 
-class Message(BaseModel):
+MOST_ENTRIES = 20_000
+"""Of one map whose values are checked."""
+_MOST_UNKNOWN = 100
+"""Of the unknown fields of a message, those that are named."""
+_STOPPING = frozenset({"tuple", "list", "set", "frozenset"})
+
+
+def _bounded(schema: Any) -> Any:
+    """Return a schema of pydantic's whose sequences and maps make few faults."""
+    if isinstance(schema, list):
+        return [_bounded(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: part if key in ("metadata", "default", "cls") else _bounded(part) for key, part in schema.items()}
+    if made.get("type") in _STOPPING:
+        made["fail_fast"] = True
+    if made.get("type") == "dict" and made.get("values_schema", {}).get("type", "any") != "any":
+        return no_info_before_validator_function(_check_entries, made)
+    return made
+
+
+def _check_entries(value: Any) -> Any:
+    if isinstance(value, Mapping) and len(value) > MOST_ENTRIES:
+        message = f"it has more than {MOST_ENTRIES} entries"
+        raise ValueError(message)
+    return value
+
+
+class _Bounded(BaseModel):
+    """A message whose faults stay few, however much is wrong with it: each one found costs a kilobyte.
+
+    A sequence is refused at its first bad element, a map if it has too many entries.
+    """
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        made: CoreSchema = _bounded(handler(source))
+        return made
+
+
+class Message(_Bounded):
     """What one program tells another. Unknown fields are passed over."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="constants")
 
 
-class Asked(BaseModel):
+class Asked(_Bounded):
     """What a person's program asks for. Unknown fields are refused: a misspelt one would be silently without effect."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+    # Allowed at first, so that not each of a million becomes a fault; then refused, below.
+    model_config = ConfigDict(
+        frozen=True,
+        extra="allow",
+        ser_json_inf_nan="constants",
+        json_schema_extra={"additionalProperties": False},
+    )
+
+    @model_validator(mode="after")
+    def _refuse_unknown(self) -> Self:
+        if self.__pydantic_extra__:
+            names = list(self.__pydantic_extra__)[:_MOST_UNKNOWN]
+            found = [InitErrorDetails(type="extra_forbidden", loc=(name,), input=None) for name in names]
+            raise ValidationError.from_exception_data(type(self).__name__, found)
+        return self

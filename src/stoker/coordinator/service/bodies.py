@@ -16,9 +16,10 @@ from typing import Any, Protocol
 
 from starlette.exceptions import HTTPException
 
-from stoker.coordinator.service.intake import WORD_BYTES, body_pieces, too_large
+from stoker.coordinator.service.intake import WORD_BYTES, body_pieces, judge_values, too_large, values_in
 from stoker.coordinator.service.speech import Receive
 from stoker.model.errors import Unavailable
+from stoker.model.fleet_errors import TooLarge
 
 MOST_BYTES = 96 << 20
 EACH_BYTES = 24 << 20
@@ -93,14 +94,26 @@ def no_room() -> Unavailable:
 class Incoming:
     """The body of one request: bounded, and with room of its own from its first byte until `release`."""
 
-    def __init__(self, receive: Receive, bodies: Bodies, owner: str, *, limit_bytes: int, room_bytes: int) -> None:
+    def __init__(
+        self,
+        receive: Receive,
+        bodies: Bodies,
+        owner: str,
+        *,
+        limit_bytes: int,
+        room_bytes: int,
+        is_json: bool = False,
+    ) -> None:
+        """Wait for a body; the values of one that `is_json` are counted as it comes."""
         self._receive = receive
         self._bodies = bodies
         self._owner = owner
         self._limit_bytes = limit_bytes
         self._room_bytes = room_bytes if room_bytes > WORD_BYTES else 0
+        self._is_json = is_json
         self._held_bytes = 0
         self._size_bytes = 0
+        self._values = 0
 
     async def receive(self) -> MutableMapping[str, Any]:
         """Return the next part of the body. Errors are of the framework's class: it may be what reads the body."""
@@ -111,9 +124,16 @@ class Incoming:
                 raise HTTPException(503, error.message) from None
             self._held_bytes, self._room_bytes = self._room_bytes, 0
         message = await self._receive()
-        self._size_bytes += len(message.get("body", b""))
+        piece: bytes = message.get("body", b"")
+        self._size_bytes += len(piece)
         if self._size_bytes > self._limit_bytes:
             raise HTTPException(413, str(too_large(self._limit_bytes)))
+        if self._is_json:
+            self._values += values_in(piece)
+            try:
+                judge_values(self._values)
+            except TooLarge as error:
+                raise HTTPException(413, error.message) from None
         return message
 
     def release(self) -> None:

@@ -25,6 +25,8 @@ from stoker.coordinator.service.bodies import (
 )
 from stoker.coordinator.service.intake import (
     ARCHIVE_BYTES,
+    CSR_BYTES,
+    JOIN_BYTES,
     ORDER_BYTES,
     SPEECH_BYTES,
     WORD_BYTES,
@@ -99,7 +101,14 @@ class Front:
             if size_bytes:
                 room_bytes = min(size_bytes, SPOOL_BYTES) if is_spooled(scope["method"], path) else size_bytes
                 owner = owner_of(scope[PRINCIPAL])
-                body = Incoming(receive, self._bodies, owner, limit_bytes=limit_bytes, room_bytes=room_bytes)
+                body = Incoming(
+                    receive,
+                    self._bodies,
+                    owner,
+                    limit_bytes=limit_bytes,
+                    room_bytes=room_bytes,
+                    is_json=path in _NAMING_MANY,
+                )
             await self._documented(scope, receive if body is None else body.receive, note)
         except Gone:
             return
@@ -132,6 +141,14 @@ _NAMING_MANY = frozenset(
     {"/v1/jobs/cancel", "/v1/jobs/requeue", "/v1/jobs/priority", "/v1/contents/missing", "/v1/contents/fetch"}
 )
 
+_LIMITS = {
+    "/v1/jobs": ORDER_BYTES,
+    "/v1/contents": PACK_BYTES,
+    "/v1/join/begin": JOIN_BYTES,
+    "/v1/join/finish": CSR_BYTES,
+    **dict.fromkeys(_NAMING_MANY, SPEECH_BYTES),
+}
+
 
 class _Answering:
     """An answer that an app waits for."""
@@ -155,18 +172,14 @@ class _Answering:
 
 
 def most_bytes(method: str, path: str) -> int:
-    """Say how long the body of a documented route may be."""
-    if path == "/v1/jobs":
-        return ORDER_BYTES
+    """Return how long the body of a documented route may be."""
+    if path in _LIMITS:
+        return _LIMITS[path]
     if path.startswith("/v1/model/"):
         # Taken as it comes, by whoever answers.
         return ARCHIVE_BYTES
     if path.startswith("/v1/trees/") and method == "PUT":
         return MOST_LISTING_BYTES
-    if path == "/v1/contents":
-        return PACK_BYTES
-    if path in _NAMING_MANY:
-        return SPEECH_BYTES
     return MOST_FILE_BYTES if method in ("PUT", "PATCH") else WORD_BYTES
 
 

@@ -17,6 +17,9 @@ from stoker.model.fleet_errors import TooLarge
 from stoker.model.json_text import loads
 from stoker.model.units import format_size
 
+JOIN_BYTES = 2 * 1024
+"""Of the first question of whoever joins, which a stranger may ask; the second has a certificate's request."""
+CSR_BYTES = 20 * 1024
 WORD_BYTES = 64 * 1024
 """Of a question that names things: cancel, drain, begin an upload."""
 SPEECH_BYTES = 4 * 1024 * 1024
@@ -26,6 +29,9 @@ ORDER_BYTES = 256 * 1024 * 1024
 ARCHIVE_BYTES = 1 << 40
 """Of a result that comes in one piece, as system A's workers send it; what is kept has its own limit."""
 MOST_FAULTS = 100
+BYTES_PER_VALUE = 6
+"""Of JSON, on average and at least, beyond as many values as `WORD_BYTES` can have."""
+_STRETCH_BYTES = 1 << 20
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -86,8 +92,27 @@ def too_large(limit_bytes: int) -> TooLarge:
     return TooLarge(f"the request is larger than {size}", hint="send less at once", limit_bytes=limit_bytes)
 
 
+def values_in(text: bytes, start: int = 0, end: int | None = None) -> int:
+    """Return how many values a stretch of JSON may have, about; what stands in its texts is counted as well."""
+    return text.count(b"[", start, end) + text.count(b"{", start, end) + text.count(b",", start, end)
+
+
+def judge_values(values: int, size_bytes: int = 0) -> None:
+    """Raise `TooLarge` for JSON of more values than `WORD_BYTES` can have and the given size adds to them.
+
+    Once it is read, each value takes a hundred bytes.
+    """
+    if values > WORD_BYTES + size_bytes // BYTES_PER_VALUE:
+        raise TooLarge("the request has too many values", hint="send less at once")
+
+
 def read_message(kind: type[M], body: bytes) -> M:
-    """Read a message; `Faults` has everything that is wrong with it."""
+    """Read a message. Raise `Faults` with what is wrong with it, `TooLarge` if it has too many values."""
+    values = 0
+    # Stretch by stretch: a thread that counts lets others run in between.
+    for start in range(0, len(body), _STRETCH_BYTES):
+        values += values_in(body, start, start + _STRETCH_BYTES)
+        judge_values(values, len(body))
     try:
         if b'"$' in body:
             # A tagged number: the longer way, as `wire.codec` goes it.
@@ -100,7 +125,10 @@ def read_message(kind: type[M], body: bytes) -> M:
 
 
 def faults_of(error: ValidationError) -> Faults | BadInput:
-    """Give what a message is refused for, place by place."""
+    """Return what a message is refused for, place by place."""
+    if error.error_count() > 10 * MOST_FAULTS:
+        # All of them would be made, or none.
+        return Faults(f"the request can't be taken: {error.error_count()} faults", faults=(), count=error.error_count())
     found = error.errors(include_url=False, include_context=False, include_input=False)
     if found and found[0]["type"] == "json_invalid":
         return BadInput(f"the request is not JSON: {found[0]['msg'].removeprefix('Invalid JSON: ')}")

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Annotated, Any
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, Field
 
 from stoker.model.leases import Token
 from stoker.wire.leasing import ExitCode, Grant, Measured, Seconds
+from stoker.wire.protocol import Message
 
 _GIB = 1024**3
 _CODE = 32
@@ -26,10 +27,8 @@ _MOST_LINES = 10_000
 Lines = Annotated[tuple[str, ...], Field(max_length=_MOST_LINES)]
 
 
-class _Told(BaseModel):
+class _Told(Message):
     """What a worker of system A says; unknown fields are ignored."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class ClaimA(_Told):
@@ -57,7 +56,7 @@ class MetadataA(_Told):
 class HeartbeatA(LeaseA):
     """The job runs; its output and metrics ride along."""
 
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float] = Field(default_factory=dict)
     lines: Lines = ()
     """What it printed since the last heartbeat; `metadata.lines` means the same."""
     metadata: MetadataA = MetadataA()
@@ -75,7 +74,7 @@ class CompleteA(LeaseA):
         str, Field(pattern=r"^([0-9a-f]{64})?$", validation_alias=AliasChoices("sha256", "artifact_id"))
     ] = ""
     """Of the model's bytes; empty: the model that was sent last for this claim."""
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float] = Field(default_factory=dict)
     seconds: Seconds = 0.0
 
 
