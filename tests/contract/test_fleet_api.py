@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from stoker.coordinator.keeping.attempts import AttemptFiles
 from stoker.model.capability import Capability
 from stoker.model.errors import BadInput, Faults, NotFound, Refused
 from stoker.model.fleet_errors import Conflict, NotAllowed, StaleLease, TooLarge
@@ -208,6 +209,28 @@ def test_a_file_that_is_sent_from_the_wrong_place_is_told_the_right_one(small: F
         client.put_file(grant.token(), "logs/a.log", b"x", offset=20)
     assert caught.value.data["offset"] == 10
     assert client.put_file(grant.token(), "logs/a.log", b"0123456789", offset=0) == 10
+
+
+def test_a_large_file_is_read_in_pieces_so_that_an_unread_answer_is_small(
+    small: Fleet, monkeypatch: pytest.MonkeyPatch
+):
+    grant = granted_one(small)
+    client = small.client()
+    client.start(grant.job, Start(**said(grant)))
+    data = bytes(range(256)) * (3 << 12) + b"end"
+    client.put_file(grant.token(), "logs/a.log", data, offset=0)
+    sizes: list[int] = []
+    read = AttemptFiles.read
+
+    def noted(self: AttemptFiles, *place: Any) -> bytes:
+        piece = read(self, *place)
+        sizes.append(len(piece))
+        return piece
+
+    monkeypatch.setattr(AttemptFiles, "read", noted)
+    assert client.read_file("train", "logs/a.log").data == data
+    assert client.read_file("train", "logs/a.log", offset=1, limit=1 << 20).data == data[1 : 1 + (1 << 20)]
+    assert max(sizes) <= 128 << 10
 
 
 def test_a_file_is_followed_until_its_attempt_ends(small: Fleet):

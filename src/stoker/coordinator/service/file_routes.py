@@ -38,6 +38,8 @@ from stoker.wire.views import AttemptView
 
 MOST_WAIT_S = 60.0
 PIECE_BYTES = 1024 * 1024
+LOG_PIECE_BYTES = 128 * 1024
+"""Of an answer that is not read yet, in memory."""
 
 Offset = Annotated[int, Query(ge=0, le=LAST)]
 Wait = Annotated[float, Query(ge=0, le=MOST_WAIT_S)]
@@ -103,7 +105,12 @@ class FileRoutes:
                 job, number, is_over = await self._attempt(ref, number)
                 data, size_bytes = await self._piece(place, offset, limit, may_be_missing=True)
         named = {SIZE_HEADER: str(size_bytes), OVER_HEADER: str(int(is_over)), ATTEMPT_HEADER: str(number)}
-        return raw(data, "application/octet-stream", headers=named)
+        length = min(limit, size_bytes - offset)
+        if length <= len(data):
+            return raw(data, "application/octet-stream", headers=named)
+        headers = {**HEADERS, **named, "content-length": str(length)}
+        pieces = self._rest(place, offset, length, data)
+        return StreamingResponse(pieces, 200, headers, media_type="application/octet-stream")
 
     async def begin(self, asked: UploadAsk, who: Who) -> Response:
         """Begin an upload, or go on with one: the answer says from where, or that the bytes are known."""
@@ -168,13 +175,23 @@ class FileRoutes:
         finally:
             stream.close()
 
+    async def _rest(self, place: tuple[str, int, str], offset: int, length: int, piece: bytes) -> AsyncIterator[bytes]:
+        """Yield bytes of a file, the first of which were read: the next ones once those were taken."""
+        until = offset + length
+        while piece:
+            yield piece
+            offset += len(piece)
+            piece = await self._office.keep(
+                self._office.keeping.read, *place, offset, min(until - offset, LOG_PIECE_BYTES)
+            )
+
     async def _piece(
         self, place: tuple[str, int, str], offset: int, limit: int, *, may_be_missing: bool
     ) -> tuple[bytes, int]:
-        """Give bytes of a file and its size. What is followed may not be there yet."""
+        """Return the first bytes of a range of a file, and its size. What is followed may not be there yet."""
         office = self._office
         try:
-            data = await office.keep(office.keeping.read, *place, offset, limit)
+            data = await office.keep(office.keeping.read, *place, offset, min(limit, LOG_PIECE_BYTES))
             size_bytes = await office.keep(office.keeping.attempt_files.size, *place)
         except NotFound:
             if not may_be_missing:
