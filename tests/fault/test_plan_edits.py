@@ -132,6 +132,149 @@ def shared(job: StageContext, args: Args) -> Told:
     return alone.result()
 
 
+def put_late(queue):
+    from {package} import late
+
+    queue.put(late.TEXT)
+
+
+def late_text():
+    from {package} import late
+
+    return late.TEXT
+
+
+def by_spawn():
+    import multiprocessing
+
+    context = multiprocessing.get_context("spawn")
+    queue = context.SimpleQueue()
+    process = context.Process(target=put_late, args=(queue,))
+    process.start()
+    process.join()
+    return queue.get()
+
+
+def by_forkserver():
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("forkserver")) as pool:
+        return pool.submit(late_text).result(60)
+
+
+def by_program():
+    import subprocess
+    import sys
+
+    root = os.path.dirname(os.path.dirname(__file__))
+    code = f"import sys; sys.path.insert(0, {{root!r}}); import {package}.late as late; print(late.TEXT)"
+    return int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+
+
+def by_shell():
+    return os.system("exit $(sed 's/TEXT = //' " + __file__.replace("stages.py", "late.py") + ")") >> 8
+
+
+def by_path():
+    import runpy
+
+    return runpy.run_path(__file__.replace("stages.py", "late.py"))["TEXT"]
+
+
+def by_other_name():
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("other", __file__.replace("stages.py", "late.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.TEXT
+
+
+def by_fork():
+    import multiprocessing
+
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    process = context.Process(target=lambda: queue.put(by_program()))
+    process.start()
+    process.join()
+    return queue.get()
+
+
+def by_plain_fork():
+    import multiprocessing
+
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    process = context.Process(target=put_late, args=(queue,))
+    process.start()
+    process.join()
+    return queue.get()
+
+
+def by_reload():
+    import importlib
+    from {package} import late
+
+    return importlib.reload(late).TEXT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AroundArgs(Args):
+    way: str = arg("")
+
+
+def around_texts(args):
+    texts(args)
+    return [globals()["by_" + args.way]()] * 3
+
+
+@stage("edited/around")
+def around(job: StageContext, args: AroundArgs) -> Told:
+    return job.save(Told, around_texts(args))
+
+
+@stage("edited/around-resumed")
+def around_resumed(job: StageContext, args: AroundArgs) -> Told:
+    number, checkpoint = around_texts(args)[0], job.scratch / "number"
+    if not checkpoint.exists():
+        checkpoint.write_text(str(number))
+    return job.save(Told, [int(checkpoint.read_text())] * 3)
+
+
+@stage("edited/around-inline", inline=True)
+def around_inline(job: StageContext, args: AroundArgs) -> Told:
+    return job.save(Told, around_texts(args))
+
+
+def run_around_together(company):
+    while not company.is_over:
+        for seat in company.arrivals(0.5):
+            seat.finished(seat.job.save(Told, around_texts(seat.args)))
+
+
+@stage("edited/around-shared", together=Together(run="{package}.stages:run_around_together", key=lambda args, _: "one"))
+def around_shared(job: StageContext, args: AroundArgs) -> Told:
+    alone = Alone(job, {{}}, args)
+    run_around_together(alone)
+    return alone.result()
+
+
+@stage("edited/around-gang", needs=Needs(ranks=2))
+def around_gang(job: StageContext, args: AroundArgs) -> Told:
+    import torch
+    from torch import distributed
+
+    # Only the second rank looks; the first one writes.
+    number = torch.tensor(around_texts(args)[0] if distributed.get_rank() == 1 else 0)
+    distributed.all_reduce(number)
+    if distributed.get_rank() == 0:
+        job.save(Told, [int(number)] * 3)
+    distributed.barrier()
+    return job.made(Told)
+
+
 @stage("edited/program", program=Made)
 def program(job: StageContext, args: Args) -> Program:
     return Program(argv=("/bin/sh", "-c", f"echo {{texts(args)}} > $STOKER_OUT/texts"), folder="/")
@@ -175,6 +318,12 @@ class Project:
         of = getattr(stages, stage)
         tips = [builder.start(of, stages.Args(number=one, gate=gate), id=f"t{one}") for one in range(count)]
         return builder.finish(tips[0], keep=tuple(tips[1:]))
+
+    def plan_around(self, stage: str, way: str, *, gated: bool = False) -> Plan:
+        """A plan of one trial that asks for the text of `late` in a way around this process's imports."""
+        stages, gate = self.load(), str(self.gate) if gated else ""
+        builder = PlanBuilder(stage)
+        return builder.finish(builder.start(getattr(stages, stage), stages.AroundArgs(way=way, gate=gate), id="t0"))
 
     def has_begun(self) -> bool:
         """Whether a trial has: of those that share a process, any may be the first."""
@@ -365,3 +514,75 @@ def test_what_a_fingerprint_is_of_may_not_change_while_the_stage_runs(lab: Lab, 
     assert is_all(lab, lab.run(project.plan("marked")), 2)
     project.folder.joinpath("mark").write_text("1")
     assert is_all(lab, lab.run(project.plan("marked")), 1)
+
+
+WAYS = ["spawn", "forkserver", "program", "shell", "path", "other_name", "fork"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "way"),
+    [("around", way) for way in WAYS]
+    + [(stage, way) for stage in ("around_inline", "around_shared") for way in ("program", "path")]
+    + [("around_resumed", "path")],
+)
+def test_what_was_made_around_the_pinned_code_is_not_kept_under_its_key(
+    lab: Lab, project: Project, stage: str, way: str
+) -> None:
+    flight = lab.start(project.plan_around(stage, way, gated=True))
+    until(project.has_begun, "the stage does not begin")
+    project.edit(1, 2, "late.py")
+    project.gate.touch()
+    first = flight.land()
+    assert is_all(lab, first, 2)
+    assert any("was edited before it could end" in event["text"] for event in first.of_kind("stage_log", "t0"))
+    assert first.result.warnings == ()
+
+    again = lab.run(project.plan_around(stage, way))
+    assert is_all(lab, again, 2)
+    assert again.result.hits == 1, "the second attempt lies under the key of the new code"
+
+    project.edit(2, 1, "late.py")
+    project.forget()
+    reverted = lab.run(project.plan_around(stage, way))
+    assert reverted.result.hits == 0, "nothing lies under the key of the old code"
+    assert is_all(lab, reverted, 1)
+
+
+@pytest.mark.parametrize("way", ["plain_fork", "reload"])
+def test_forks_and_reloads_have_the_pinned_code(lab: Lab, project: Project, way: str) -> None:
+    flight = lab.start(project.plan_around("around", way, gated=True))
+    until(project.has_begun, "the stage does not begin")
+    project.edit(1, 2, "late.py")
+    project.gate.touch()
+    first = flight.land()
+    assert is_all(lab, first, 1)
+    assert any("was edited while this ran" in warning for warning in first.result.warnings)
+
+
+def test_a_program_of_a_stage_whose_code_was_not_edited_does_not_matter(lab: Lab, project: Project) -> None:
+    first = lab.run(project.plan_around("around", "program"))
+    assert is_all(lab, first, 1)
+    assert [event["text"] for event in first.of_kind("stage_log", "t0")] == []
+
+
+def test_an_edit_that_was_taken_back_while_the_stage_ran_is_noticed(lab: Lab, project: Project) -> None:
+    flight = lab.start(project.plan_around("around", "program", gated=True))
+    until(project.has_begun, "the stage does not begin")
+    project.edit(1, 2, "late.py")
+    project.edit(2, 1, "late.py")
+    project.gate.touch()
+    first = flight.land()
+    assert is_all(lab, first, 1)
+    assert any("was edited before it could end" in event["text"] for event in first.of_kind("stage_log", "t0"))
+
+
+def test_a_rank_that_goes_around_the_pinned_code_is_noticed(tmp_path: Path, project: Project) -> None:
+    with Lab(tmp_path / "lab", preload=("torch", "stoker.assembly.gang_child")) as lab:
+        flight = lab.start(project.plan_around("around_gang", "program", gated=True))
+        until(project.has_begun, "the stage does not begin")
+        project.edit(1, 2, "late.py")
+        project.gate.touch()
+        assert is_all(lab, flight.land(), 2)
+        project.edit(2, 1, "late.py")
+        project.forget()
+        assert is_all(lab, lab.run(project.plan_around("around_gang", "program")), 1)

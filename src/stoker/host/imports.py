@@ -5,6 +5,9 @@ file had just before a module was loaded from it, so that it can be told later w
 now (`is_imported_from`). `pin` gives the text of modules in advance: whenever they are imported after that, it is that
 text, even if their files have been edited or removed by then.
 
+What a process reads by itself, and what a program reads that it starts, is not from these texts. A `Watch` notes both
+by Python's audit events, in this process and in its forks, so that a result can be refused if a file was edited then.
+
 Bytecode beside a source is valid for Python if the source's size, and its time in whole seconds, are what they were: an
 edit within that second would run the code from before it. Bytecode that was not written clearly after its source is
 removed, and made again. Installed packages are not edited, so theirs is believed.
@@ -12,15 +15,20 @@ removed, and made again. Installed packages are not edited, so theirs is believe
 
 from __future__ import annotations
 
+import _posixsubprocess
 import linecache
 import marshal
+import mmap
 import os
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import cache_from_source, decode_source, spec_from_file_location
 from types import CodeType, ModuleType
+from typing import Any
 
 from stoker.host.durable import write_all
 from stoker.host.stamps import SETTLED_NS, Stamp, stamp_of
@@ -31,6 +39,8 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 # Stoker itself is no part of what a stage's code is.
 _ENGINE, _COOKBOOKS = "stoker.", "stoker.cookbooks."
 _LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
+# Audit events of a program being started; a plain fork has none of them.
+_STARTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.exec", "os.system", "stoker.fork_exec"})
 
 
 @frozen_by_position
@@ -44,6 +54,8 @@ class Source:
     """None: there was no such module."""
     stamp: Stamp | None
     """Of the file the text is from; None: it had changed a moment before, so its stamp proves nothing."""
+    seen: Stamp | None = None
+    """The same, however new: if the file has another one now, it has been written since."""
 
     @property
     def places(self) -> tuple[str, str]:
@@ -75,6 +87,9 @@ def pin(sources: Sequence[Source]) -> None:
     watch_imports()
     for source in sources:
         _finder.pins[source.module] = source
+        if source.seen is not None:
+            # Other interpreters may read it.
+            _is_bytecode_newer(source.path, source.seen)
 
 
 def import_only(sources: Sequence[Source]) -> None:
@@ -86,6 +101,54 @@ def import_only(sources: Sequence[Source]) -> None:
         for source in sources:
             _forget(source)
     pin(sources)
+    watch = Watch(sources)
+    _process.append(watch)
+    _begin(watch)
+
+
+def may_have_run_other_code() -> bool:
+    """Return whether a process that called `import_only` may have worked with another text of its sources."""
+    return any(watch.may_have_run_other_code() for watch in _process)
+
+
+class Watch:
+    """Whether sources were read, or may have been by another program, otherwise than by being imported."""
+
+    def __init__(self, sources: Sequence[Source], others: Sequence[threading.Thread] = ()) -> None:
+        """Whatever `others` do is not heard."""
+        self._sources = sources
+        self._others = frozenset(others)
+        # Forks share it.
+        self._is_noted = mmap.mmap(-1, 1)
+
+    @cached_property
+    def _by_stem(self) -> dict[str, list[Source]]:
+        by_stem: dict[str, list[Source]] = {}
+        for source in self._sources:
+            by_stem.setdefault(_stem(source.path), []).append(source)
+        return by_stem
+
+    def hear(self, event: str, path: str) -> None:
+        """Take note of a program that is started, or of a file that is opened."""
+        if self._others and threading.current_thread() in self._others:
+            return
+        if event in _STARTS or any(_is_file_of(source, path) for source in self._by_stem.get(_stem(path), ())):
+            self._is_noted[0] = 1
+
+    def may_have_run_other_code(self) -> bool:
+        """Return whether there was such a reader, and a source is not, or was not all the time, what it was."""
+        return bool(self._is_noted[0]) and not all(map(_is_untouched, self._sources))
+
+
+@contextmanager
+def watching(sources: Sequence[Source]) -> Iterator[Watch]:
+    """Watch this thread, and those that are started meanwhile, in a process that does other things, too."""
+    watch = Watch(sources, [one for one in threading.enumerate() if one is not threading.current_thread()])
+    _begin(watch)
+    try:
+        yield watch
+    finally:
+        _watches.remove(watch)
 
 
 @contextmanager
@@ -93,7 +156,7 @@ def handed_on(sources: Sequence[Source]) -> Iterator[int]:
     """Yield a descriptor from which another process of this interpreter reads sources."""
     descriptor = os.memfd_create("stoker-sources", os.MFD_CLOEXEC)
     try:
-        plain = [(one.module, one.path, one.text, one.stamp) for one in sources]
+        plain = [(one.module, one.path, one.text, one.stamp, one.seen) for one in sources]
         write_all(descriptor, marshal.dumps(plain), 0)
         yield descriptor
     finally:
@@ -116,7 +179,7 @@ def read_source(module: str, path: str, *, now_ns: int) -> Source:
         text = file.readall()
         after = stamp_of(os.fstat(file.fileno()))
     is_settled = before == after and now_ns - max(before[2:]) >= SETTLED_NS
-    return Source(module, path, text, before if is_settled else None)
+    return Source(module, path, text, before if is_settled else None, before)
 
 
 class _Finder:
@@ -190,7 +253,7 @@ class _TextLoader(SourceFileLoader):
         source = self._source
         code: CodeType | None = None
         if source.stamp is not None and _is_still(source) and _is_bytecode_newer(source.path, source.stamp):
-            with suppress(OSError, ImportError, SyntaxError):
+            with suppress(OSError, ImportError, SyntaxError), _unheard():
                 code = super().get_code(fullname)
         if code is None or not _is_still(source):
             code = self.source_to_code(source.text or b"", source.path)
@@ -239,6 +302,74 @@ def _is_still(source: Source) -> bool:
         return False
 
 
+def _is_untouched(source: Source) -> bool:
+    """Return whether a file has not been written since it was read; of none, whether there still is none."""
+    if source.text is None:
+        return not any(map(os.path.exists, source.places))
+    try:
+        return stamp_of(os.stat(source.path)) == source.seen
+    except OSError:
+        return False
+
+
+def _stem(path: str) -> str:
+    return os.path.basename(path).partition(".")[0]
+
+
+def _is_file_of(source: Source, path: str) -> bool:
+    """Return whether a path is that of a source or of its bytecode; a relative one may be, below any folder."""
+    if not os.path.isabs(path):
+        return True
+    files = source.places if source.text is None else (source.path,)
+    real = os.path.realpath(path)
+    return any(real in (os.path.realpath(file), os.path.realpath(cache_from_source(file))) for file in files)
+
+
+def _begin(watch: Watch) -> None:
+    if not _hearing:
+        _hearing.append(True)
+        sys.addaudithook(_hear)
+        _tell_of_fork_exec()
+    _watches.append(watch)
+
+
+def _hear(event: str, args: tuple[Any, ...]) -> None:
+    """Pass an audit event on. What is raised here would be raised by whatever caused the event."""
+    if not _watches or (event != "open" and event not in _STARTS) or getattr(_unheard_here, "is_so", False):
+        return
+    path = ""
+    if event == "open":
+        if isinstance(args[0], int):
+            return
+        try:
+            path = os.fsdecode(args[0])
+        except (TypeError, ValueError):
+            return
+    for watch in _watches.copy():
+        watch.hear(event, path)
+
+
+def _tell_of_fork_exec() -> None:
+    """Have an audit event for what `multiprocessing` starts interpreters with; Python has none."""
+    fork_exec = _posixsubprocess.fork_exec
+
+    def heard(*args: Any) -> int:
+        sys.audit("stoker.fork_exec")
+        return fork_exec(*args)
+
+    _posixsubprocess.fork_exec = heard
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """Open sources for an import: what comes of it is compared with the text."""
+    _unheard_here.is_so = True
+    try:
+        yield
+    finally:
+        _unheard_here.is_so = False
+
+
 def _forget(source: Source) -> None:
     loaded = sys.modules.get(source.module)
     if loaded is None or source.text is None or _file_of(loaded) != source.path:
@@ -257,3 +388,9 @@ def _file_of(module: ModuleType) -> str | None:
 
 
 _finder = _Finder()
+_unheard_here = threading.local()
+_hearing: list[bool] = []
+"""Not empty: audit events are heard. That can't be ended."""
+_watches: list[Watch] = []
+_process: list[Watch] = []
+"""Those of this process as long as it lives."""

@@ -85,8 +85,8 @@ class Cache:
     def sources_for(self, stage: Stage, action: Action) -> tuple[Source, ...] | None:
         """Return the source texts that are the code in an action, for whoever does its work.
 
-        The same in the whole run, whatever is edited meanwhile. None if they were edited after the action was made and
-        before anybody had asked for them: then there has to be another action.
+        The same until `forget_code`, whatever is edited meanwhile. None if they were edited after the action was made
+        and before anybody had asked for them: then there has to be another action.
         """
         facts = self._facts.get(stage)
         if facts is None or facts[1] != action.facts_digest:
@@ -97,11 +97,16 @@ class Cache:
         if stage.module not in self._sources:
             sources = self._code.sources_of(stage.module)
             if sources is None:
-                self._code.forget(stage.module)
-                self._facts = {one: known for one, known in self._facts.items() if one.module != stage.module}
+                self.forget_code(stage.module)
                 return None
             self._sources[stage.module] = sources
         return self._sources[stage.module]
+
+    def forget_code(self, module: str) -> None:
+        """Look at the code of a module's stages anew when they are next decided about."""
+        self._code.forget(module)
+        self._sources.pop(module, None)
+        self._facts = {one: known for one, known in self._facts.items() if one.module != module}
 
     def edited(self) -> list[str]:
         """Return the modules of stages that ran whose files have been edited since their code was read."""

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from stoker.host.durable import translate
 from stoker.host.identity import ProcessIdentity
-from stoker.host.imports import Source
+from stoker.host.imports import Source, may_have_run_other_code, watching
 from stoker.model.artifacts import ArtifactRef
 from stoker.model.errors import (
     BadInput,
@@ -122,6 +122,15 @@ class Failed:
     usage: Usage = Usage()
 
 
+CODE_EDITED = Failed(
+    cause=Cause.INPUT,
+    message="its code was edited while it ran, and it had started a program or read its source itself",
+    hint="run it again when its code stays as it is",
+    error_code="code_edited",
+)
+"""The stage succeeded, but maybe not with the code in its key: it has to be decided about again."""
+
+
 class Attempt(Protocol):
     """One try at a stage."""
 
@@ -184,7 +193,9 @@ class _InlineAttempt:
             attempt=work.attempt,
             scratch=work.scratch,
         )
-        return run_stage(work.stage, job, inputs, work.args, work.out)
+        with watching(work.code) as watch:
+            outcome = run_stage(work.stage, job, inputs, work.args, work.out)
+            return CODE_EDITED if isinstance(outcome, Finished) and watch.may_have_run_other_code() else outcome
 
     def ask_to_stop(self) -> None:
         self._stop.set()
@@ -233,7 +244,7 @@ def judge_made(stage: Stage, made: Any, out: str) -> Finished | Failed:
             message=f"what it made is not a {stage.output.ref()}: {text}",
             detail=traceback.format_exc(),
         )
-    return Finished()
+    return CODE_EDITED if may_have_run_other_code() else Finished()
 
 
 def failure_of(error: BaseException) -> Failed:

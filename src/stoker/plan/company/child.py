@@ -32,7 +32,7 @@ from stoker.plan.company.claims import ceiling_by, give_back
 from stoker.plan.company.guests import Guest, Guests
 from stoker.plan.company.words import FORMAT
 from stoker.plan.kind import Kind
-from stoker.plan.runner import Failed, Finished, failure_of, handles_of, judge_made
+from stoker.plan.runner import CODE_EDITED, Failed, Finished, failure_of, handles_of, judge_made
 from stoker.plan.seats import Seat
 from stoker.plan.stays import Stay, Stays
 
@@ -145,6 +145,9 @@ class Hall:
 
     def _answer(self, number: int, outcome: Finished | Failed) -> None:
         guest = self._seats.pop(number)
+        if isinstance(outcome, Failed) and outcome.error_code == CODE_EDITED.error_code:
+            # What it has started may work with other code for as long as it lives: nobody else joins.
+            self._close(unless_knocked=False)
         self._look_at_claims()
         if guest.is_gone and guest.work is not None:
             # Its run may have been killed: what it holds of devices is held by this process by now.

@@ -36,11 +36,15 @@ from stoker.plan.program.manifest import manifest_of_stage
 from stoker.plan.reports import Reports
 from stoker.plan.resolve import Execute
 from stoker.plan.run_folders import RunFolders
-from stoker.plan.runner import Attempt, Failed, Finished, GivenInput, StageRunner, Usage, Work
+from stoker.plan.runner import CODE_EDITED, Attempt, Failed, Finished, GivenInput, StageRunner, Usage, Work
 from stoker.plan.scratch import clear_scratch, scratch_path
 from stoker.store.trees import ReadingStopped, heeding
 from stoker.store.views import changed_inputs, open_view
 
+READ_FIRST = "what it reads first"
+"""What may change before a node begins, for people."""
+EDITED_CODE = "its code, which it read itself or a program that it started may have read,"
+"""What may change before a node ends, for people."""
 _OUTDATED = Failed(cause=Cause.INPUT, message="what it reads first changed before it began")
 # How long the loop waits for an inline stage before it looks around.
 _INLINE_TURN_S = 0.1
@@ -56,8 +60,8 @@ class Report:
     committed: Committed | None
     failed: Failed | None
     usage: Usage
-    is_outdated: bool = False
-    """Nothing was done: what it reads first has changed since it was decided about."""
+    outdated: str = ""
+    """What has changed since it was decided about, so that nothing is kept: `READ_FIRST` or `EDITED_CODE`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -274,8 +278,7 @@ class Attempts:
                         committed = self._commit(running, staging, outcome)
             else:
                 failed = outcome
-                if running.is_here and outcome.detail:
-                    self._log(running.name, outcome.detail)
+                self._tidy_after(running, outcome)
         except ReadingStopped:
             failed = Failed(cause=running.stop_cause or Cause.CANCELLED, message="it was asked to stop")
         except Cancelled as error:
@@ -301,9 +304,16 @@ class Attempts:
                     committed=committed,
                     failed=failed,
                     usage=usage,
-                    is_outdated=is_outdated,
+                    outdated=READ_FIRST if is_outdated else _edited_code(running, failed),
                 )
             )
+
+    def _tidy_after(self, running: Running, failed: Failed) -> None:
+        """Keep what a failed stage has to say, and nothing that code other than its key's may have left."""
+        if running.is_here and failed.detail:
+            self._log(running.name, failed.detail)
+        if failed.error_code == CODE_EDITED.error_code and running.work.scratch:
+            clear_scratch(running.work.scratch)
 
     def _log(self, name: str, text: str) -> None:
         """Keep the traceback of an inline stage where a child would have written it."""
@@ -380,3 +390,9 @@ class Attempts:
         if running.stop_cause is None and self._is_cancelled():
             running.stop_cause = Cause.CANCELLED
         return running.stop_cause is not None
+
+
+def _edited_code(running: Running, failed: Failed | None) -> str:
+    """Return `EDITED_CODE` if that is why it failed; one that was asked to stop ended because of that."""
+    is_so = failed is not None and failed.error_code == CODE_EDITED.error_code and running.stop_cause is None
+    return EDITED_CODE if is_so else ""

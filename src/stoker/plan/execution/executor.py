@@ -16,10 +16,10 @@ from stoker.model.units import format_duration
 from stoker.plan.cache import Committed
 from stoker.plan.engine import Engine
 from stoker.plan.execution.asides import Asides, CancelledNodes
-from stoker.plan.execution.attempting import Attempts, Report, Running
+from stoker.plan.execution.attempting import EDITED_CODE, Attempts, Report, Running
 from stoker.plan.execution.failures import as_stopped, early_failure, error_of, failure_of, left_behind
 from stoker.plan.execution.in_flight import InFlight
-from stoker.plan.execution.launching import READ_FIRST, Elsewhere, JustMade, Launchpad, NotStarted, Outdated, Started
+from stoker.plan.execution.launching import Elsewhere, JustMade, Launchpad, NotStarted, Outdated, Started
 from stoker.plan.execution.news import News
 from stoker.plan.execution.progress import Progress
 from stoker.plan.execution.queueing import Waiting
@@ -259,12 +259,12 @@ class Executor:
                 self._land(waiting.execute)
         return True
 
-    def _decide_again(self, name: str, what: str) -> None:
-        """Decide about a parked node again, since `what` changed before it began: not for ever."""
+    def _decide_again(self, name: str, what: str, before_it: str = "start") -> None:
+        """Decide about a parked node again, since `what` changed before it could start or end: not for ever."""
         if self._asides.decide_later(name, self._clock.monotonic_s()):
-            self._news.said(name, f"{what} was edited before it could start: it is decided about again")
+            self._news.said(name, f"{what} was edited before it could {before_it}: it is decided about again")
             return
-        message, hint = f"{what} keeps changing before it can start", "run it again when that stays as it is"
+        message, hint = f"{what} keeps changing before it can {before_it}", "run it again when that stays as it is"
         self._fail(name, NodeResult(ending=Ending.FAILED, cause=Cause.IO, message=message, hint=hint))
 
     def _use(self, name: str, use: Use) -> None:
@@ -290,7 +290,7 @@ class Executor:
             self._stop_for(self._cancel)
         self._launchpad.land(running, report)
         self._land(running.execute)
-        if not report.is_outdated:
+        if not report.outdated:
             self._asides.has_begun(running.name)
         if report.committed is not None:
             self._finish(running, report, report.committed)
@@ -325,10 +325,10 @@ class Executor:
         if cause is Cause.CANCELLED and (self._is_stopping or name in self._cancelled_nodes):
             self._end_cancelled(name)
             return
-        if report.is_outdated and not self._is_stopping:
+        if report.outdated and not self._is_stopping:
             self._tries[name] -= 1
             self._schedule.park(name)
-            self._decide_again(name, READ_FIRST)
+            self._decide_again(name, report.outdated, "end" if report.outdated == EDITED_CODE else "start")
             return
         may_be_lost = cause in _BLAMED_ON_INPUTS and not self._is_stopping
         if may_be_lost and self._progress.has_lost_inputs(name, self._engine.cache.has_bytes):

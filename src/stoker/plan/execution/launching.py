@@ -19,7 +19,7 @@ from stoker.plan.cache import Hit
 from stoker.plan.company.keys import company_key, company_word
 from stoker.plan.device.gate import DeviceGate, NoDevices, Taken, Wait
 from stoker.plan.engine import Engine
-from stoker.plan.execution.attempting import Attempts, Report, Running
+from stoker.plan.execution.attempting import EDITED_CODE, READ_FIRST, Attempts, Report, Running
 from stoker.plan.execution.news import News
 from stoker.plan.execution.queueing import Waiting, WaitingRoom
 from stoker.plan.execution.reading import Moment
@@ -33,10 +33,6 @@ from stoker.store.records import Record
 
 if TYPE_CHECKING:
     from stoker.plan.company.runner import CompanyRunner
-
-
-READ_FIRST = "what it reads first"
-"""What may change before a node begins, for people."""
 
 
 @frozen
@@ -187,6 +183,8 @@ class Launchpad:
 
     def land(self, running: Running, report: Report) -> None:
         """Give back what a running node held, and remember how much memory it took."""
+        if report.outdated == EDITED_CODE:
+            self._engine.cache.forget_code(running.node.stage.module)
         self._running -= 1
         self.permits.give_back(running.grant)
         peak_gpu_bytes = None
