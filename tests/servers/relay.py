@@ -62,7 +62,9 @@ class Relay:
             down = self.cuts.pop(0) if self.cuts else None
             up = self.asked_cuts.pop(0) if self.asked_cuts else None
             # Whoever is asked by another address than its own refuses: it hears its own.
-            names = (f"Host: 127.0.0.1:{self.port}".encode(), f"Host: 127.0.0.1:{self._target}".encode())
+            # Over a Unix socket any port will do.
+            port = self._target if isinstance(self._target, int) else self.port
+            names = (f"Host: 127.0.0.1:{self.port}".encode(), f"Host: 127.0.0.1:{port}".encode())
             for source, target, most, told in ((near, far, up, names), (far, near, down, (b"", b""))):
                 threading.Thread(target=self._pass, args=(source, target, most, told), daemon=True).start()
 
