@@ -8,8 +8,9 @@ import pytest
 
 from stoker.coordinator.queue.commands import Look, Looked
 from stoker.coordinator.queue.queue import no_fault
+from stoker.model.errors import Faults
 from stoker.model.fleet_errors import DatabaseTrouble
-from stoker.wire.environments import environment_digest
+from stoker.wire.environments import environment_digest, own_digest
 from stoker.wire.leasing import Hello, Holdings, Renewal, Renewed
 from stoker.wire.orders import EnvironmentChoice, JobOrder
 from tests.contract.queue_driving import GIB, Driven, order
@@ -84,6 +85,41 @@ def test_what_the_submitter_read_from_the_lock_counts_before_anybody_tries(fleet
     assert len(fleet.claim("desk")) == 1
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_what_one_submitter_says_can_not_be_keeps_no_machine_from_another_s_job(
+    fleet: Driven, is_restarted: bool
+) -> None:
+    join(fleet, "desk")
+    fleet.submit(with_env("hostile", refused={"linux-x86_64": "not for you"}))
+    if is_restarted:
+        fleet.close()
+        fleet.open()
+        tell(fleet, "desk")
+    fleet.submit(with_env("honest"))
+    assert [grant.name for grant in fleet.claim("desk", most=4)] == ["honest"]
+
+
+def test_two_environments_of_one_submission_are_told_apart_by_more_than_a_digest(fleet: Driven) -> None:
+    join(fleet, "desk")
+    wishes = [EnvironmentChoice(kind="python", python=version).model_dump() for version in ("3.14", "3.12")]
+    fleet.submit(order("never", environment=wishes[:1]), order("now", environment=wishes[1:]))
+    assert [grant.name for grant in fleet.claim("desk", most=4)] == ["now"]
+
+
+@pytest.mark.parametrize("digest", [DIGEST, own_digest("/usr/bin/python3", "")])
+def test_an_interpreter_of_the_machine_can_not_go_by_the_digest_of_another_environment(
+    fleet: Driven, digest: str
+) -> None:
+    forged = EnvironmentChoice(kind="python", path="/nonexistent/python", digest=digest)
+    with pytest.raises(Faults) as caught:
+        fleet.submit(order("forged", environment=[forged.model_dump()]))
+    (fault,) = caught.value.faults
+    assert "'/nonexistent/python' has the digest of something else" in fault.message
+    for honest in ("", own_digest("/nonexistent/python", "")):
+        choice = forged.model_copy(update={"digest": honest})
+        fleet.submit(order(f"honest{len(honest)}", environment=[choice.model_dump()]))
+
+
 def test_a_worker_that_knows_nothing_of_environments_gets_no_such_job(fleet: Driven) -> None:
     join(fleet, "old")
     fleet.submit(with_env(), order("plain"))
@@ -124,7 +160,7 @@ def test_a_coordinator_that_was_started_anew_asks_what_machines_have_until_it_is
 def test_a_machine_without_the_python_that_is_asked_for_is_not_given_the_job(fleet: Driven) -> None:
     join(fleet, "lab1")
     join(fleet, "desk", pythons=("3.12.3", "3.14.0"))
-    choice = EnvironmentChoice(kind="python", path="", digest=DIGEST, python="3.14")
+    choice = EnvironmentChoice(kind="python", path="", digest=own_digest("", "3.14"), python="3.14")
     fleet.submit(order("resnet", environment=[choice.model_dump()]))
     assert fleet.claim("lab1") == ()
     assert reasons(fleet) == {"lab1": "no Python that is 3.14: it has 3.12.3", "desk": ""}

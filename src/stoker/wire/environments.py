@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from functools import lru_cache
 
 from stoker.model.digests import digest_value
 from stoker.model.frozen import frozen
@@ -15,6 +16,9 @@ from stoker.model.python_versions import fits
 from stoker.model.units import format_duration
 from stoker.wire.leasing import Holdings
 from stoker.wire.orders import EnvironmentChoice
+
+PYTHON = "python"
+"""The kind of a choice that is an interpreter of the machine itself."""
 
 
 class Standing(StrEnum):
@@ -65,9 +69,42 @@ def why_none(choices: Sequence[EnvironmentChoice], platform: Platform) -> str:
 
 
 def environment_digest(choices: Iterable[EnvironmentChoice]) -> str:
-    """Name what a job's choices amount to, for whoever tells jobs apart by it; empty without any."""
-    told = [[one.platform, one.kind, one.path, one.digest, one.python, list(one.extras)] for one in choices]
+    """Return the digest by which jobs with the same choices are known; empty without any.
+
+    What a submitter says can't be (`refused`) belongs to it: it holds for the jobs that say so, and for no others.
+    """
+    told = [
+        [
+            one.platform,
+            one.kind,
+            one.path,
+            one.digest,
+            one.python,
+            list(one.extras),
+            *([one.refused] if one.refused else ()),
+        ]
+        for one in choices
+    ]
     return str(digest_value("environment choices", told)) if told else ""
+
+
+@lru_cache(maxsize=256)
+def own_digest(path: str, python: str) -> str:
+    """Return the digest of a choice of kind `python`: it has no files, and is its path and version."""
+    return str(digest_value("own interpreter", [path, python]))
+
+
+def choices_fault(choices: Iterable[EnvironmentChoice]) -> str:
+    """Return what is wrong with the choices of an order; empty if nothing is.
+
+    A digest names what a machine found out about an environment, to all jobs: no choice goes by another one's. That of
+    files is held against the files before anything is found out.
+    """
+    for one in choices:
+        if one.kind == PYTHON and one.digest not in ("", own_digest(one.path, one.python)):
+            named = one.path or one.python or PYTHON
+            return f"its environment {named!r} has the digest of something else; kind python needs none: leave it out"
+    return ""
 
 
 def platform_held(holdings: Holdings) -> Platform:
@@ -96,7 +133,7 @@ def outlook(
         return Outlook(machine=machine, standing=Standing.READY)
     if not has_python(choice, held):
         return Outlook(machine=machine, standing=Standing.IMPOSSIBLE, why=no_python(choice.python, held.pythons))
-    if choice.kind == "python":
+    if choice.kind == PYTHON:
         return Outlook(machine=machine, standing=Standing.OWN)
     took = [one.builds_s[choice.digest] for one in (held, *others) if choice.digest in one.builds_s]
     return Outlook(machine=machine, standing=Standing.BUILDS, about_s=took[0] if took else None)

@@ -17,6 +17,7 @@ from stoker.model.frozen import frozen
 from stoker.model.json_text import dumps
 from stoker.model.names import JOB_NAME_RULE, is_job_name
 from stoker.wire.codec import alike
+from stoker.wire.environments import choices_fault
 from stoker.wire.identity import identity_fault
 from stoker.wire.orders import JobOrder, Submission
 
@@ -147,7 +148,7 @@ def _text(order: JobOrder) -> str:
 
 
 def _wrong(order: JobOrder) -> str:
-    return _wrongly_called(order) or identity_fault(order.id, order)
+    return _wrongly_called(order) or choices_fault(order.environment) or identity_fault(order.id, order)
 
 
 def _wrongly_called(order: JobOrder) -> str:

@@ -31,14 +31,11 @@ def digest_in(spec: Mapping[str, Any]) -> str:
 
 
 def learn(book: Book, choices: Choices) -> bool:
-    """Take in an environment; says whether anything of it is news: itself, or what can't have it."""
+    """Take in an environment; return True if it is news."""
     digest = environment_digest(choices)
-    known = book.environments.get(digest)
-    if known is not None:
-        refused = [{**was.refused, **one.refused} for was, one in zip(known, choices, strict=True)]
-        choices = tuple(one.model_copy(update={"refused": merged}) for one, merged in zip(known, refused, strict=True))
+    is_known = digest in book.environments
     book.environments[digest] = choices
-    return known != choices
+    return not is_known
 
 
 def unable(book: Book, machine: Machine) -> dict[str, str]:

@@ -15,8 +15,10 @@ from stoker.coordinator.queue.queries import MACHINE_COLUMNS, Queries
 from stoker.coordinator.queue.rows import LeaseRow
 from stoker.coordinator.queue.setting import CoordinatorTime, Setting
 from stoker.coordinator.queue.trusting import load_standing
+from stoker.model.frozen import changed
 from stoker.model.json_text import loads
 from stoker.model.leases import FleetTimes
+from stoker.wire.environments import environment_digest
 from stoker.wire.orders import HostPolicy
 
 _LATELY_S = 3600.0
@@ -65,7 +67,10 @@ def _load_classes(connection: WriterConnection, queries: Queries, book: Book) ->
         body = loads(text)
         wanted = wanted_from_dict(body)
         if wanted.environment:
-            learn(book, choices_in({"environment": body["choices"]}))
+            choices = choices_in({"environment": body["choices"]})
+            learn(book, choices)
+            # Older rows have a digest that does not say what the choices refuse, and other jobs share it.
+            wanted = changed(wanted, environment=environment_digest(choices))
         if wanted.code:
             learn_code(book, wanted.code)
         book.classes[wanted] = class_id

@@ -24,7 +24,7 @@ from stoker.model.fleet_events import FleetKinds
 from stoker.model.json_text import loads
 from stoker.model.lifecycle import JobState
 from stoker.wire.codec import alike
-from stoker.wire.orders import OrderOutcome, Outcome, Submission, Submitted
+from stoker.wire.orders import EnvironmentChoice, OrderOutcome, Outcome, Submission, Submitted
 
 _MOST_COMPARED = 1000
 _ABOUT_CODE = frozenset({"code", CODE_TREE})
@@ -221,12 +221,18 @@ class _Classes:
         if self._turn.book.listed or self._turn.book.tells_code_apart:
             # Then names count, too, or code.
             return class_of(self._turn, draft.placed_by)
-        environment = tuple([(one.platform, one.digest) for one in order.environment])
+        # All that their digest is made from, without making it.
+        environment = tuple([_sort_of(one) for one in order.environment])
         sort = (*order.requirements.__dict__.values(), order.allowed_hosts, order.prefer_hosts, environment)
         class_id = self._known.get(sort)
         if class_id is None:
             class_id = self._known[sort] = class_of(self._turn, draft.placed_by)
         return class_id
+
+
+def _sort_of(choice: EnvironmentChoice) -> tuple[Any, ...]:
+    refused = tuple(choice.refused.items()) if choice.refused else ()
+    return choice.platform, choice.kind, choice.path, choice.digest, choice.python, choice.extras, refused
 
 
 def _change(turn: Turn, asked: Submission, fate: Fate, row: JobRow) -> JobRow:

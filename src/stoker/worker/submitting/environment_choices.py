@@ -15,17 +15,15 @@ from collections.abc import Iterable, Mapping
 
 from stoker.config.by_platform import ANY, is_version
 from stoker.host.durable import read_regular
-from stoker.model.digests import digest_value
 from stoker.model.errors import BadInput
 from stoker.model.faults import Fault
 from stoker.model.frozen import frozen
 from stoker.model.platforms import Platform, python_of
-from stoker.wire.environments import choose, platform_held
+from stoker.wire.environments import PYTHON, choose, own_digest, platform_held
 from stoker.wire.leasing import Holdings
 from stoker.wire.orders import EnvironmentChoice
 from stoker.worker.environments.sources import LOCK, Sources, gather, named
 
-_PYTHON = "python"
 _LARGEST_BYTES = 64 << 20
 _LONGEST_WHY = 500
 
@@ -62,7 +60,7 @@ class EnvironmentChoices:
         files: dict[str, None] = {}
         faults: list[Fault] = []
         for platform in sorted({*env, *python}, key=lambda word: (word == ANY, -word.count("-"), word)):
-            key = "env" if platform in env else _PYTHON
+            key = "env" if platform in env else PYTHON
             try:
                 choice, needed = self._one(platform, env, python)
             except BadInput as error:
@@ -146,5 +144,6 @@ def _why_not(choice: EnvironmentChoice, project: str, platform: Platform) -> str
 
 
 def _own(platform: str, *, path: str = "", version: str = "") -> EnvironmentChoice:
-    digest = str(digest_value("own interpreter", [path, version]))
-    return EnvironmentChoice(platform=platform, kind=_PYTHON, path=path, digest=digest, python=version)
+    return EnvironmentChoice(
+        platform=platform, kind=PYTHON, path=path, digest=own_digest(path, version), python=version
+    )
