@@ -92,6 +92,23 @@ def shell(index: Path) -> Iterator[Shell]:
     shutil.rmtree(base)
 
 
+def see_declined_for_a_closed_interpreter(desk: FleetDesk, shell: Shell) -> None:
+    """Submit programs whose interpreter lies in a folder of root: they are declined, and not charged an attempt."""
+    closed = shell.home / "state/python"
+    closed.symlink_to(SYSTEM_PYTHON)
+    desk.submit("closed", str(closed), "-c", "", folder=shell.folder)
+    choice = EnvironmentChoice(kind="python", path=str(closed))
+    desk.submit("named", "python", "-c", "", folder=shell.folder, environment=(choice,))
+
+    def endings(name: str) -> set[str]:
+        return {one.ending for one in desk.client.job(name).attempts if one.ending}
+
+    wait_until(lambda: all(map(endings, ("closed", "named"))))
+    for name in ("closed", "named"):
+        assert endings(name) == {"declined"}
+        assert f"{closed} is no program that" in shell.stoker("explain", name).out
+
+
 def test_jobs_of_other_users_reach_neither_the_worker_nor_each_other(shell: Shell):
     serving = shell.start("serve", "--listen", "127.0.0.1:0", "--json")
     assert serving.stdout is not None
@@ -105,6 +122,7 @@ def test_jobs_of_other_users_reach_neither_the_worker_nor_each_other(shell: Shel
             words = (SYSTEM_PYTHON, "hostile.py", str(working.pid), str(shell.home))
             desk.submit("hostile", *words, folder=shell.folder)
             desk.submit("planting", *words, "plants", folder=shell.folder)
+            see_declined_for_a_closed_interpreter(desk, shell)
             wait_until(lambda: desk.states()["hostile"][0] in ("completed", "failed"))
             wait_until(lambda: desk.states()["planting"][0] in ("completed", "failed"))
             (shell.folder / "enough").touch()
@@ -116,7 +134,8 @@ def test_jobs_of_other_users_reach_neither_the_worker_nor_each_other(shell: Shel
         for one in (working, serving):
             one.send_signal(signal.SIGTERM)
             one.communicate(timeout=PATIENCE_S)
-    assert states == {"victim": "completed", "hostile": "completed", "planting": "failed"}
+    ended = {"victim": "completed", "hostile": "completed", "planting": "failed"}
+    assert states == {**ended, "closed": "pending", "named": "pending"}
     tried = json.loads(next((shell.folder / "got").rglob("report.json")).read_text())
     number = tried["user"][0]
     assert number in (FIRST, SECOND)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from stoker.hardware.checkup import check_machine, check_recipes, check_surroundings
+from stoker.hardware.checkup import Check, State, check_machine, check_recipes, check_surroundings
 from stoker.hardware.device_checkup import check_devices
 from stoker.hardware.survey import survey
 from stoker.store.materialise import reflink
@@ -28,8 +28,11 @@ class Looked(Protocol):
     def containment(self) -> Chosen: ...
 
 
-def find_out(house: Looked, capability: Capability) -> tuple[Found, ...]:
-    """Look at what may have changed, and judge it together with what was detected."""
+def find_out(house: Looked, capability: Capability, *, closed_python: str = "") -> tuple[Found, ...]:
+    """Look at what may have changed, and judge it together with what was detected.
+
+    `closed_python` is why programs can't be started with `python` by the users that they run as.
+    """
     settings = house.settings
     places = {"store": settings.store, "runs": settings.runs, "scratch": settings.scratch}
     around = survey(places, contain=lambda: house.containment, reflink=reflink, ports=())
@@ -38,6 +41,7 @@ def find_out(house: Looked, capability: Capability) -> tuple[Found, ...]:
         *check_surroundings(around),
         *check_devices(capability),
         check_recipes(len(capability.recipes), ()),
+        *([Check(name="run-as", verdict=State.WARN, message=closed_python)] if closed_python else ()),
     )
     return tuple(
         Found(

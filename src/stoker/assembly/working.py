@@ -91,7 +91,19 @@ def work(house: House, options: WorkOptions, tell: Callable[[str, dict[str, Any]
         lines = _open_lines(house, options, opened)
         _keep_certificate(house, options, name, tell, opened)
         offer = Offer(changed(capability, hostname=name))
-        _report_findings(house, options, offer, opened)
+        machine = Machine(
+            offer=offer,
+            catalogue=house.catalogue,
+            environment=_for_children(settings),
+            own_prefix=sys.prefix,
+            home=settings.home,
+            ledger=lambda: house.ledger,
+            users=users,
+            accepts=options.accepts,
+        )
+        if closed := machine.closed_python():
+            tell("closed_python", {"why": closed})
+        _report_findings(house, options, machine, opened)
         worker = Worker(
             name=name,
             wishes=Wishes(
@@ -106,15 +118,7 @@ def work(house: House, options: WorkOptions, tell: Callable[[str, dict[str, Any]
             declared=dict(options.declared),
             version=house.version,
             lines=lines,
-            machine=Machine(
-                offer=offer,
-                catalogue=house.catalogue,
-                environment=_for_children(settings),
-                own_prefix=sys.prefix,
-                home=settings.home,
-                ledger=lambda: house.ledger,
-                accepts=options.accepts,
-            ),
+            machine=machine,
             argv=(sys.executable, "-m", "stoker.assembly.attempting"),
             folder=settings.folder,
             state=settings.state,
@@ -128,7 +132,7 @@ def work(house: House, options: WorkOptions, tell: Callable[[str, dict[str, Any]
             tell=tell,
             users=users,
             supervisor=NotifySocket(settings.environment, house.clock),
-            holds=_holdings_of(house),
+            holds=_holdings_of(house, users),
             preparing=_preparing_of(house, options, name),
             contents_at=_share_trees(house, options, opened),
             detect=house.detect,
@@ -193,14 +197,14 @@ def _origins(house: House, options: WorkOptions, name: str) -> Iterator[Origins]
         transport.close()
 
 
-def _holdings_of(house: House) -> Callable[[], Holdings]:
-    """Give what says which trees of the fleet lie in this home's store."""
+def _holdings_of(house: House, users: tuple[OtherUser, ...]) -> Callable[[], Holdings]:
+    """Return what says which trees of the fleet, and which environments for programs of its users, are in this home."""
     from stoker.store.held import HeldTrees
     from stoker.worker.preparing.rate import read_rate
 
     held = HeldTrees(house.store)
     environments = maker_of(house.settings, house.clock)
-    return lambda: Holdings(trees=held.look(), brings_bytes_per_s=read_rate(house.store), **environments.told())
+    return lambda: Holdings(trees=held.look(), brings_bytes_per_s=read_rate(house.store), **environments.told_of(users))
 
 
 def _share_trees(house: House, options: WorkOptions, opened: ExitStack) -> str:
@@ -261,7 +265,7 @@ def _keep_certificate(
     opened.callback(renewing.close)
 
 
-def _report_findings(house: House, options: WorkOptions, offer: Offer, opened: ExitStack) -> None:
+def _report_findings(house: House, options: WorkOptions, machine: Machine, opened: ExitStack) -> None:
     """Have the coordinator told what is to be known of this machine, at the start and daily."""
     from stoker.assembly.machine_findings import find_out
     from stoker.worker.reporting import Reporting
@@ -269,9 +273,9 @@ def _report_findings(house: House, options: WorkOptions, offer: Offer, opened: E
     line = _open_line(house, options, opened)
     reporting = Reporting(
         line,
-        name=offer.capability.hostname,
+        name=machine.capability.hostname,
         version=house.version,
-        look=lambda: find_out(house, offer.capability),
+        look=lambda: find_out(house, machine.capability, closed_python=machine.closed_python()),
         clock=house.clock,
     )
     reporting.start()

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import pwd
+import stat
 import sys
 from typing import Any, Self
 
+from stoker.host.acting_as import acting_as
 from stoker.model.errors import BadInput
 from stoker.model.frozen import fields_of, frozen
 
@@ -57,6 +59,22 @@ def read_users(text: str) -> tuple[OtherUser, ...]:
     return users
 
 
+def is_open_to(user: OtherUser, path: str) -> bool:
+    """Return True if a user may read or execute a program, and the folders on the way are open to it. Only for root.
+
+    The rights of each group of the user are tried alone.
+    """
+    return any(_opens(user.uid, gid, path) for gid in (user.gid, *user.groups))
+
+
+def no_such_program(path: str, user: OtherUser) -> str:
+    """Say that a user can't execute a program. Whether it exists is not told: its folder may be closed to that user."""
+    return (
+        f"{path} is no program that {user.name} may execute, and jobs run as {user.name} here; "
+        "install it where every user may execute it, such as /opt"
+    )
+
+
 def why_not_allowed() -> str:
     """Say why this process can't start programs as other users; empty if it can."""
     if sys.platform != "linux":
@@ -70,6 +88,27 @@ def why_not_allowed() -> str:
         return ""
     missing = [f"CAP_{name}" for name, bit in _CAPABILITIES.items() if not held >> bit & 1]
     return f"this process is root without {', '.join(missing)}" if missing else ""
+
+
+def _opens(uid: int, gid: int, path: str) -> bool:
+    try:
+        with acting_as(uid, gid):
+            os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    except PermissionError:
+        return _executes(uid, gid, path)
+    except OSError:
+        return False
+    return True
+
+
+def _executes(uid: int, gid: int, path: str) -> bool:
+    try:
+        with acting_as(uid, gid):
+            info = os.stat(path)
+    except OSError:
+        return False
+    bit = stat.S_IXUSR if info.st_uid == uid else stat.S_IXGRP if info.st_gid == gid else stat.S_IXOTH
+    return bool(info.st_mode & bit)
 
 
 def _numbered(first: int, last: int) -> tuple[OtherUser, ...]:

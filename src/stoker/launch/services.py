@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
+from stoker.host.installing import UV_SETTINGS
 from stoker.model.errors import BadInput
 from stoker.model.frozen import fresh, frozen
 
@@ -78,23 +79,8 @@ PASSED_ON = (
     "PIP_PROXY",
     "PIP_TRUSTED_HOST",
     "UV_CACHE_DIR",
-    "UV_CONSTRAINT",
-    "UV_DEFAULT_INDEX",
-    "UV_EXCLUDE_NEWER",
-    "UV_EXTRA_INDEX_URL",
-    "UV_FIND_LINKS",
-    "UV_HTTP_RETRIES",
-    "UV_HTTP_TIMEOUT",
-    "UV_INDEX",
-    "UV_INDEX_STRATEGY",
-    "UV_INDEX_URL",
-    "UV_INSECURE_HOST",
-    "UV_NATIVE_TLS",
-    "UV_NO_INDEX",
-    "UV_OFFLINE",
-    "UV_PYTHON_DOWNLOADS",
     "UV_PYTHON_INSTALL_DIR",
-    "UV_SYSTEM_CERTS",
+    *UV_SETTINGS,
 )
 """Variables that a service gets as they are when it is installed: every setting that our programs read."""
 NOT_PASSED_ON = {

@@ -11,9 +11,10 @@ from stoker.coordinator.queue.commands import CloseMachine, Closing, Write
 from stoker.coordinator.service.explanations import Explanations
 from stoker.model.ids import job_id
 from stoker.model.leases import FleetTimes
-from stoker.wire.leasing import Decline, Renewal
+from stoker.wire.leasing import Decline, Hello, Renewal
 from stoker.wire.orders import JobOrder, Submission
 from tests.contract.queue_driving import GIB, Driven, order
+from tests.unit.coordinator.fleets import box, card
 
 
 @pytest.fixture
@@ -101,6 +102,23 @@ def test_closed_and_silent_machines_are_named(fleet: Driven, explanations: Expla
     (machine,) = explanations.machines("m1")
     assert machine.state == "silent"
     assert explanations.machines("nobody") == ()
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["silent", "left"])
+def test_what_a_worker_declared_holds_after_it_is_gone(fleet: Driven, explanations: Explanations, leaves: bool):
+    found = box("small", card("GPU-1"), cpu_cores=16, ram_total_bytes=64 * GIB)
+    declared = {"cores": 2, "ram_bytes": 4 * GIB, "gpus": 0}
+    start = {"worker": "small", "incarnation": "incarnation-small", "capability_digest": "small"}
+    fleet.ask(Hello.model_validate({**start, "capability": found.to_dict(), "declared": declared}))
+    (here,) = explanations.machines("small")
+    if leaves:
+        fleet.ask(Renewal(worker="small", incarnation="incarnation-small", is_leaving=True))
+    else:
+        fleet.sweep_late()
+    (gone,) = explanations.machines("small")
+    assert gone.state == ("left" if leaves else "silent")
+    assert (gone.cores, gone.ram_bytes, gone.slots) == (here.cores, here.ram_bytes, here.slots) == (2, 4 * GIB, 1)
+    assert gone.devices[0]["closed"] == here.devices[0]["closed"] == "its worker was started for 0 devices"
 
 
 def test_a_machine_shows_what_it_holds(fleet: Driven, explanations: Explanations):

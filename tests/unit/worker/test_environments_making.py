@@ -26,6 +26,7 @@ from stoker.model.clock import FakeClock
 from stoker.model.frozen import changed
 from stoker.model.json_text import dumps, loads
 from stoker.model.platforms import Platform
+from stoker.wire.environments import own_digest
 from stoker.wire.orders import EnvironmentChoice
 from stoker.worker.environments import making
 from stoker.worker.environments.answers import Failed, Impossible, Ready
@@ -46,6 +47,10 @@ as_root = pytest.mark.skipif(
 def choice_of(project: Path, path: str = "uv.lock", **more: Any) -> EnvironmentChoice:
     found = gather(str(project), path, **more)
     return EnvironmentChoice(kind=found.kind, path=path, digest=found.digest, python=found.python, extras=found.extras)
+
+
+def changed_path(choice: EnvironmentChoice, path: Path) -> EnvironmentChoice:
+    return choice.model_copy(update={"path": str(path)})
 
 
 def project_in(folder: Path) -> Path:
@@ -205,10 +210,28 @@ def test_the_machine_s_own_interpreter_needs_no_building(tmp_path: Path) -> None
     by_version = maker.look([EnvironmentChoice(kind="python", python=".".join(version.split(".")[:2]))])
     assert isinstance(by_version, Ready)
     assert by_version.version == version
-    nowhere = maker.look([EnvironmentChoice(kind="python", path="/nowhere/python", digest="e" * 64)])
+    nowhere = maker.look([EnvironmentChoice(kind="python", path="/nowhere/python")])
     assert isinstance(nowhere, Impossible)
     assert nowhere.why == "there is no Python at /nowhere/python"
-    assert maker.told()["impossible"] == {"e" * 64: nowhere.why}
+    assert maker.told()["impossible"] == {own_digest("/nowhere/python", ""): nowhere.why}
+
+
+def test_an_interpreter_that_goes_by_the_digest_of_an_environment_has_nothing_refused_to_others(tmp_path: Path) -> None:
+    project, maker = project_in(tmp_path), maker_in(tmp_path)
+    victim = choice_of(project)
+    for path in ("/nonexistent/python", "", ".venv/bin/python"):
+        forged = EnvironmentChoice(kind="python", path=path, python="3.4", digest=victim.digest)
+        assert isinstance(maker.look([forged], folder=str(project)), Impossible)
+        assert maker.look([victim]) is None
+        assert victim.digest not in maker.told()["impossible"]
+
+
+def test_an_interpreter_that_one_project_lacks_is_looked_for_in_another(tmp_path: Path) -> None:
+    project, maker = project_in(tmp_path), maker_in(tmp_path)
+    choice = EnvironmentChoice(kind="python", path="bin/python", digest=own_digest("bin/python", ""))
+    assert isinstance(maker.look([choice], folder=str(project)), Impossible)
+    assert maker.told()["impossible"] == {}
+    assert isinstance(maker.look([choice], folder=sys.prefix), Ready)
 
 
 def test_an_environment_without_its_interpreter_or_its_last_file_is_made_again(tmp_path: Path) -> None:
@@ -465,6 +488,58 @@ def test_what_another_user_built_is_ours_and_that_user_can_not_change_it(open_pa
 
 
 @as_root
+def test_an_interpreter_that_is_closed_to_the_jobs_user_is_refused_to_that_user_alone(open_path: Path) -> None:
+    maker, user = builder_of(open_path)
+    closed = open_path / "closed"
+    closed.mkdir(mode=0o700)
+    (closed / "python").symlink_to("/usr/bin/python3")
+    named = EnvironmentChoice(kind="python", path=str(closed / "python"))
+    refused = maker.look([named])
+    assert isinstance(refused, Impossible)
+    assert refused.why.startswith(f"{closed}/python is no program that {user.name} may execute")
+    gone = maker.look([changed_path(named, closed / "nothing")])
+    assert isinstance(gone, Impossible)
+    assert gone.why == refused.why.replace("/python is", "/nothing is"), "whether it exists is the worker's secret"
+    plain = maker_in(open_path)
+    assert isinstance(plain.look([named]), Ready)
+    other = OtherUser(name="other", uid=user.uid + 1, gid=user.uid + 1)
+    digest = own_digest(named.path, "")
+    assert digest in plain.told_of([user])["impossible"]
+    assert digest not in plain.told()["impossible"]
+    assert digest not in plain.told_of([user, other])["impossible"], "one of them has not been asked"
+
+
+@as_root
+def test_a_version_means_an_interpreter_that_the_jobs_user_may_execute(open_path: Path) -> None:
+    closed = open_path / "closed"
+    closed.mkdir(mode=0o700)
+    venv = closed / "bin"
+    venv.mkdir()
+    shutil.copy2("/usr/bin/python3", venv / "python3")
+    maker, _ = builder_of(open_path, PATH=f"{venv}:/usr/bin")
+    assert str(venv / "python3") in [one.path for one in maker.interpreters.all()]
+    ready = maker.look([EnvironmentChoice(kind="python")])
+    assert isinstance(ready, Ready)
+    assert not ready.interpreter.startswith(str(closed))
+
+
+@as_root
+def test_an_environment_for_the_worker_itself_is_not_one_for_other_users(open_path: Path) -> None:
+    project = project_in(open_path)
+    choice, plain = choice_of(project), maker_in(open_path, UV_NO_INDEX="1")
+    own = plain.make([choice], project=str(project), say=lambda line: None)
+    assert isinstance(own, Ready), own
+    maker, user = builder_of(open_path)
+    assert maker.look([choice]) is None
+    assert plain.told_of([user])["environments"] == ()
+    theirs = maker.make([choice], project=str(project), say=lambda line: None, is_ours=True)
+    assert isinstance(theirs, Ready), theirs
+    assert theirs.key != own.key
+    assert plain.look([choice]) == own
+    assert plain.told_of([user])["environments"] == plain.told()["environments"] == (choice.digest,)
+
+
+@as_root
 def test_uv_runs_as_the_jobs_user_and_sees_nothing_of_the_workers_environment(open_path: Path) -> None:
     project = open_path / "project"
     project.mkdir()
@@ -614,3 +689,18 @@ def test_what_can_not_be_is_forgotten_in_time(tmp_path: Path) -> None:
     assert shelf.all_refused(("3.11.7",)) == {"a" * 64: "no wheel"}
     clock.advance(24 * 3600)
     assert shelf.all_refused(("3.11.7",)) == {}
+    assert not list((tmp_path / "envs/impossible").iterdir()), "what is over takes no room"
+
+
+def test_what_is_refused_to_one_user_is_not_refused_to_another(tmp_path: Path) -> None:
+    shelf = Shelf(str(tmp_path / "envs"), clock=FakeClock())
+    pythons = ("3.11.7",)
+    refused = Impossible(digest="a" * 64, why="no wheel")
+    shelf.refuse(refused, pythons, user="60000")
+    assert shelf.refused("a" * 64, pythons, user="60000") == refused
+    assert shelf.all_refused(pythons, user="60000") == {"a" * 64: "no wheel"}
+    for other in ("", "60001"):
+        assert shelf.refused("a" * 64, pythons, user=other) is None
+        assert shelf.all_refused(pythons, user=other) == {}
+    shelf.refuse(changed(refused, why="no index"), pythons)
+    assert shelf.refused("a" * 64, pythons, user="60000") == refused

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stoker.hardware.admission import Memory
+from stoker.host.other_user import OtherUser, why_not_allowed
 from stoker.model.frozen import changed
 from stoker.model.ids import job_id
 from stoker.wire.leasing import Grant
@@ -126,3 +128,59 @@ def test_a_real_look_finds_what_is_missing(keep: Keep, reason: str | None, more:
 def test_a_program_whose_code_travels_needs_no_folder_of_whoever_submitted_it(keep: Keep, python: str):
     wanted = grant(folder="/nowhere/at/all", code_tree="c" * 64, args={"argv": ["python3"], "python": python})
     assert why_not(wanted, keep.machine.look(wanted)) is None
+
+
+as_root = pytest.mark.skipif(
+    bool(why_not_allowed()) or not os.path.exists("/usr/bin/python3"),
+    reason=f"programs of other users: {why_not_allowed() or 'no Python that everybody may use'}",
+)
+USER = OtherUser(name="jobs1", uid=31_000_000 + os.getpid(), gid=31_000_000 + os.getpid())
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("argv", "python", "path", "is_closed"),
+    [
+        ("/usr/bin/python3", "", "/usr/bin", False),
+        ("{open}/python", "", "/usr/bin", True),
+        ("{closed}/python", "", "/usr/bin", True),
+        ("{closed}/nothing", "", "/usr/bin", True),
+        ("python3", "{closed}/python", "/usr/bin", True),
+        ("python3", "{closed}/nothing", "/usr/bin", True),
+        ("python3", "/usr/bin/python3", "/usr/bin", False),
+        ("python3", "", "{closed}:/usr/bin", False),
+        ("python", "", "{open}:/usr/bin", True),
+        ("python", "", "{empty}", True),
+        ("train.sh", "", "{empty}", False),
+    ],
+)
+def test_a_program_that_the_jobs_user_may_not_execute_is_declined(
+    open_path: Path, argv: str, python: str, path: str, is_closed: bool
+) -> None:
+    places = {name: open_path / name for name in ("open", "closed", "empty")}
+    for place in places.values():
+        place.mkdir()
+    (places["closed"] / "python").symlink_to("/usr/bin/python3")
+    (places["open"] / "python").symlink_to(places["closed"] / "python")
+    places["closed"].chmod(0o700)
+    keep = Keep(open_path, FakeCoordinator())
+    around = {**keep.environment, "PATH": path.format(**places), "VIRTUAL_ENV": str(places["closed"])}
+    machine = changed(keep.machine, environment=around, users=(USER,))
+    args = {"argv": [argv.format(**places)], "python": python.format(**places)}
+    wanted = grant(folder=str(open_path), args=args)
+    refusal = why_not(wanted, machine.look(wanted))
+    assert (refusal is not None) == is_closed, refusal
+    if refusal is not None:
+        assert refusal.reason == "program"
+        assert "jobs run as jobs1 here" in refusal.message
+
+
+@as_root
+def test_a_worker_says_at_its_start_that_its_users_can_not_execute_python(open_path: Path) -> None:
+    keep = Keep(open_path, FakeCoordinator())
+    open_path.chmod(0o755)
+    (open_path / "python").symlink_to("/root/python")
+    closed = changed(keep.machine, environment={"PATH": str(open_path)}, users=(USER,))
+    assert "jobs1" in closed.closed_python()
+    assert changed(closed, environment={"PATH": "/usr/bin"}).closed_python() == ""
+    assert changed(closed, users=()).closed_python() == ""

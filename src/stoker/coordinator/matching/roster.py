@@ -65,7 +65,7 @@ class MachineFacts:
     capability: Mapping[str, Any] = fresh(factory=dict)
     drift: tuple[str, ...] = ()
     offer: Offer | None = None
-    """As matching sees it; nothing: it does not count on the machine."""
+    """As matching sees it, or would if it were back; nothing: its capability is not known."""
     holdings: Holdings | None = None
 
 

@@ -94,7 +94,7 @@ class Explanations:
         """Give every machine, or the one of a name; nothing if it is unknown."""
         rows, now_s, silent_s = self._queue.reader.machines(name), self._clock.wall_s(), self._silent_s()
         looked = self._look()
-        offers = {offer.node: offer for offer in looked.offers}
+        offers = {offer.node: offer for offer in (*looked.away, *looked.offers)}
         return tuple(
             machine_view(
                 MachineFacts(

@@ -81,7 +81,7 @@ class Quarters:
         return {
             **passed,
             **granted,
-            "PATH": self._reachable(worker.get("PATH", os.defpath)),
+            "PATH": reachable_path(user, worker.get("PATH", os.defpath)),
             "HOME": home,
             "USER": user.name,
             "LOGNAME": user.name,
@@ -129,18 +129,19 @@ class Quarters:
             os.close(descriptor)
         os.link(ours, theirs)
 
-    def _reachable(self, path: str) -> str:
-        """Give the places of a PATH that the user gets to: what lies in others it could not execute."""
-        with acting_as(self.user.uid, self.user.gid):
-            kept = [place for place in path.split(os.pathsep) if os.path.isabs(place) and _is_open(place)]
-        return os.pathsep.join(kept) or os.defpath
-
     def _sweep(self) -> None:
         for name in os.listdir(self._root):
             pid, _, rest = name.partition("-")
             row = read_row(int(pid)) if pid.isdigit() else None
             if row is None or str(row.start_ticks) != rest.partition("-")[0]:
                 remove_tree(os.path.join(self._root, name))
+
+
+def reachable_path(user: OtherUser, path: str) -> str:
+    """Return the places of a PATH that a user gets to: what lies in others it could not execute."""
+    with acting_as(user.uid, user.gid):
+        kept = [place for place in path.split(os.pathsep) if os.path.isabs(place) and _is_open(place)]
+    return os.pathsep.join(kept) or os.defpath
 
 
 def _is_open(place: str) -> bool:

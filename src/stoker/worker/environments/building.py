@@ -25,7 +25,7 @@ from stoker.host.acting_as import acting_as
 from stoker.host.durable import open_regular, read_regular, remove_tree, translated
 from stoker.host.identity import ProcessIdentity
 from stoker.host.installed import package_folders
-from stoker.host.other_user import OtherUser
+from stoker.host.other_user import OtherUser, is_open_to
 from stoker.host.ownership import give_to, take_back
 from stoker.host.processes import Child, start
 from stoker.host.switching import start_as
@@ -195,16 +195,6 @@ def _write_build(user: OtherUser, work: Build, installation: Installation, place
         if is_open_to(user, work.uv):
             return work.uv
         return str(shutil.copy(work.uv, os.path.join(place, "uv")))
-
-
-def is_open_to(user: OtherUser, path: str) -> bool:
-    """Return True if a user can open a program: it and the folders on the way are open to it."""
-    try:
-        with acting_as(user.uid, user.gid):
-            os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-    except OSError:
-        return False
-    return True
 
 
 def _link(work: Build) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,7 +20,6 @@ from stoker.model.clock import Clock
 from stoker.model.errors import StokerError
 from stoker.model.frozen import frozen
 from stoker.model.json_text import dumps, loads
-from stoker.model.platforms import Platform, platform_of
 
 _NAME = re.compile(r"python3(\.\d{1,2})?")
 _ASKING_S = 20.0
@@ -64,15 +63,6 @@ class Interpreters:
         """Look for them anew where the last look is so long ago: somebody may have put one there."""
         if self._clock.monotonic_s() - self._found_s >= after_s:
             self._found = None
-
-    def platform(self, system: str, machine: str, libc: str) -> Platform:
-        """Give this machine's platform."""
-        versions = [one.version for one in self.all()]
-        return platform_of(system=system, machine=machine, libc=libc, pythons=versions)
-
-    def fitting(self, suits: Callable[[str], bool]) -> Python | None:
-        """Give the first whose version suits."""
-        return next((one for one in self.all() if suits(one.version)), None)
 
     def _look(self) -> tuple[Python, ...]:
         marks = {path: mark for path in self._candidates() if (mark := _mark(path)) is not None}

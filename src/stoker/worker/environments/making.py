@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from functools import cached_property
 from typing import Any
 
@@ -19,19 +20,19 @@ from stoker.host.identity import ProcessIdentity
 from stoker.host.installed import packages_in
 from stoker.host.interpreter import find_python
 from stoker.host.lockfile import Lock, read_owner
-from stoker.host.other_user import OtherUser
+from stoker.host.other_user import OtherUser, is_open_to, no_such_program
 from stoker.host.processes import stop_group
 from stoker.model.clock import Clock
 from stoker.model.errors import BadInput, LockHeld, StokerError
 from stoker.model.frozen import changed, frozen
 from stoker.model.json_text import dumps, loads
-from stoker.model.platforms import Platform, tag_of
+from stoker.model.platforms import Platform, platform_of, tag_of
 from stoker.model.printable import one_line
 from stoker.model.python_versions import fits
-from stoker.wire.environments import choose, no_python, why_none
+from stoker.wire.environments import PYTHON, choose, no_python, own_digest, why_none
 from stoker.wire.orders import EnvironmentChoice
 from stoker.worker.environments.answers import Answer, Failed, Impossible, Ready
-from stoker.worker.environments.building import Build, build, is_open_to, lay_out, reading_as, size_of, uv_of
+from stoker.worker.environments.building import Build, build, lay_out, reading_as, size_of, uv_of
 from stoker.worker.environments.interpreters import Interpreters, Python
 from stoker.worker.environments.pruning import prune
 from stoker.worker.environments.shelf import FORGET_S, Shelf, key_of
@@ -40,7 +41,6 @@ from stoker.worker.environments.uv import Diagnosis, Trouble, diagnose, find_uv,
 
 Say = Callable[[str], None]
 """Takes a line for the job's log."""
-PYTHON = "python"
 _OWN_FORGET_S = 600.0
 """An interpreter that was not there is looked for again after so long: somebody may have put it there."""
 _LOOK_AGAIN_S = 60.0
@@ -66,11 +66,12 @@ class Maker:
     ) -> None:
         """Make it.
 
-        With a `user`, environments are built as that user: it is the job's, and no process of the job runs yet. After
-        each build, environments that were used longest ago go until the rest takes `keep_bytes`; nothing: all stay.
+        With a `user`, they are for programs of that user, made of interpreters that are open to it, and built as that
+        user: it is the job's, and no process of the job runs yet. After each build, environments that were used longest
+        ago go until the rest takes `keep_bytes`; nothing: all stay.
         """
         self.shelf = shelf
-        self._user = user
+        self.user = user
         self._keep_bytes = keep_bytes
         self.interpreters = Interpreters(
             os.path.join(shelf.folder, "interpreters.json"), environment=environment, own_base=own_base, clock=clock
@@ -79,29 +80,54 @@ class Maker:
         self._own_prefix = own_prefix
         self._clock = clock
 
+    def for_user(self, user: OtherUser) -> Maker:
+        """Return the same for programs that run as a user."""
+        made = copy(self)
+        made.user = user
+        return made
+
     @property
     def platform(self) -> Platform:
-        """This machine."""
+        """This machine, with the interpreters that its programs may execute."""
         about = os.uname()
-        return self.interpreters.platform(about.sysname, about.machine, self._libc)
+        versions = [one.version for one in self._usable()]
+        return platform_of(system=about.sysname, machine=about.machine, libc=self._libc, pythons=versions)
 
     @cached_property
     def _libc(self) -> str:
         return _libc()
 
     def told(self) -> dict[str, Any]:
-        """Give what a worker says of its environments, as fields of `wire.leasing.Holdings`."""
+        """Return what a worker says of its environments, as fields of `wire.leasing.Holdings`."""
         # Whoever lacks a Python is not asked for its jobs: so it has to notice by itself that it has one now.
         self.interpreters.look_again(after_s=_LOOK_AGAIN_S)
-        kept = self.shelf.all_kept()
+        platform = self.platform
+        kept = [one for one in self.shelf.all_kept() if one.key == self._key(one.digest, platform)]
         return {
-            "platform": self.platform.name,
-            "libc": self.platform.libc,
-            "pythons": self.platform.pythons,
+            "platform": platform.name,
+            "libc": platform.libc,
+            "pythons": platform.pythons,
             "environments": tuple(dict.fromkeys(one.digest for one in reversed(kept)))[:1000],
-            "impossible": self.shelf.all_refused(self.platform.pythons),
+            "impossible": self.shelf.all_refused(platform.pythons, user=self._run_as),
             "builds_s": {one.digest: one.seconds for one in kept},
         }
+
+    def told_of(self, users: Sequence[OtherUser]) -> dict[str, Any]:
+        """Return the same for a worker whose programs run as any of these users; nobody: as the worker.
+
+        What can't be had is what none of them can have.
+        """
+        first, *others = [self.for_user(user).told() for user in users] or [self.told()]
+        refused = [one["impossible"] for one in others]
+        impossible = {one: why for one, why in first["impossible"].items() if all(one in other for other in refused)}
+        return {**first, "impossible": impossible}
+
+    def key_of(self, digest: str) -> str:
+        """Return the key under which an environment of a digest is kept."""
+        return self._key(digest, self.platform)
+
+    def _key(self, digest: str, platform: Platform) -> str:
+        return key_of(digest, platform, is_for_others=self.user is not None)
 
     def look(self, choices: Sequence[EnvironmentChoice], *, folder: str = "/") -> Ready | Impossible | None:
         """Say how a job's environment stands here, without making anything; nothing: it has to be made.
@@ -113,11 +139,11 @@ class Maker:
             return Impossible(digest="", why=why_none(choices, self.platform))
         if choice.kind == PYTHON:
             return self._own(choice, folder)
-        ready = self.shelf.find(choice.digest, key_of(choice.digest, self.platform))
-        if ready is not None and self._is_of_its_python(ready):
+        ready = self.shelf.find(choice.digest, self.key_of(choice.digest))
+        if ready is not None and self._is_of_its_python(ready) and self._may_execute(ready.interpreter):
             self.shelf.use(ready.key)
             return ready
-        return self.shelf.refused(choice.digest, self.platform.pythons)
+        return self.shelf.refused(choice.digest, self.platform.pythons, user=self._run_as)
 
     def _is_of_its_python(self, ready: Ready) -> bool:
         """Say whether what it was made of is still that: another version there finds none of its packages."""
@@ -144,14 +170,14 @@ class Maker:
         choice = choose(choices, self.platform)
         if choice is None:
             return Impossible(digest="", why=why_none(choices, self.platform))
-        key = key_of(choice.digest, self.platform)
+        key = self.key_of(choice.digest)
         try:
             lock = self._locked(choice, key, say, is_stopped)
             if lock is None:
                 return Failed(digest=choice.digest, why="it was stopped")
             try:
                 found = self.look(choices, folder=project)
-                reader = None if is_ours else self._user
+                reader = None if is_ours else self.user
                 return found or self._make(choice, key, _Project(folder=project, reader=reader), say, is_stopped)
             finally:
                 lock.release()
@@ -243,13 +269,19 @@ class Maker:
             base=chosen,
             environment=self._environment,
             platform=self.platform,
-            user=self._user,
+            user=self.user,
         )
 
     def _usable(self) -> tuple[Python, ...]:
         """Return the interpreters that an environment can be made of: those that its user may execute."""
-        user, found = self._user, self.interpreters.all()
-        return found if user is None else tuple(one for one in found if is_open_to(user, one.path))
+        return tuple(one for one in self.interpreters.all() if self._may_execute(one.path))
+
+    def _may_execute(self, path: str) -> bool:
+        return self.user is None or is_open_to(self.user, path)
+
+    @property
+    def _run_as(self) -> str:
+        return "" if self.user is None else str(self.user.uid)
 
     def _other(self, failed: Build) -> Python | None:
         """Give another interpreter, for which a lock has all wheels, if there is one."""
@@ -282,7 +314,7 @@ class Maker:
             seconds=round(seconds, 3),
             size_bytes=size_of(venv),
         )
-        self.shelf.keep(ready)
+        self.shelf.keep(ready, user=self._run_as)
         with suppress(OSError):
             os.unlink(self._progress_path(key))
         if self._keep_bytes is not None:
@@ -290,29 +322,35 @@ class Maker:
         return ready
 
     def _own(self, choice: EnvironmentChoice, folder: str) -> Ready | Impossible:
-        """Find the machine's own interpreter."""
+        """Find the machine's own interpreter. Its digest is made here: a submitter may have sent another one's."""
+        digest = own_digest(choice.path, choice.python)
         if not choice.path:
-            chosen = self.interpreters.fitting(lambda version: fits(version, choice.python))
+            chosen = next((one for one in self._usable() if fits(one.version, choice.python)), None)
             if chosen is None:
-                return self._refuse(choice.digest, self._no_python(choice.python), for_s=_OWN_FORGET_S)
+                return self._refuse(digest, self._no_python(choice.python), for_s=_OWN_FORGET_S)
             packages = packages_in(os.path.dirname(os.path.dirname(chosen.path)))
             return Ready(digest="", key="", interpreter=chosen.path, version=chosen.version, packages=packages)
+        found, why = None, ""
         try:
             found = find_python(choice.path, folder=folder, environment=self._environment, own_prefix=self._own_prefix)
         except StokerError as error:
-            return self._refuse(choice.digest, error.message, for_s=_OWN_FORGET_S)
+            why = error.message
+        if found is None or not self._may_execute(found.path):
+            # What lies at a path of this project says nothing of other projects.
+            is_everywhere = os.path.isabs(os.path.expanduser(choice.path))
+            why = why if self.user is None else no_such_program(choice.path, self.user)
+            return self._refuse(digest if is_everywhere else "", why, for_s=_OWN_FORGET_S)
         told = read_interpreter(found.path, self._environment.get("HOME", ""))
         packages = packages_in(os.path.dirname(os.path.dirname(found.path)))
         return Ready(digest="", key="", interpreter=found.path, version=told.version, packages=packages)
 
     def _no_python(self, wish: str) -> str:
-        usable = tuple(one.version for one in self._usable())
-        return no_python(wish, self.platform.pythons if len(usable) == len(self.interpreters.all()) else usable)
+        return no_python(wish, self.platform.pythons)
 
     def _refuse(self, digest: str, why: str, *, for_s: float = FORGET_S) -> Impossible:
         found = Impossible(digest=digest, why=one_line(why, _LONGEST_LINE))
-        if digest and self.shelf.refused(digest, self.platform.pythons) != found:
-            self.shelf.refuse(found, self.platform.pythons, for_s=for_s)
+        if digest and self.shelf.refused(digest, self.platform.pythons, user=self._run_as) != found:
+            self.shelf.refuse(found, self.platform.pythons, user=self._run_as, for_s=for_s)
         return found
 
     def _end_leftover(self, key: str) -> None:

@@ -7,7 +7,7 @@ envs/KEY/build/          where uv works as another user, while it does
 envs/KEY/building.json   who makes it, and the process group of its uv
 envs/KEY/in-use/         a mark for every process that runs in it
 envs/locks/KEY           held while it is made or taken away
-envs/impossible/DIGEST   why it can't be made here, and for which interpreters that was found
+envs/impossible/NAME     why one can't be had here, as which user, and for which interpreters that was found
 envs/interpreters.json   the machine's interpreters, as they were asked last
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from stoker.host.durable import read_regular, remove_tree, translated, write_file
@@ -31,6 +32,7 @@ from stoker.model.platforms import Platform
 from stoker.worker.environments.answers import Impossible, Ready
 
 FORMAT = 1
+_REFUSAL_FORMAT = 2
 FORGET_S = 24 * 3600.0
 """What was impossible is tried again after so long."""
 _LARGEST_BYTES = 4 << 20
@@ -53,9 +55,13 @@ class Kept:
     """When it was used last."""
 
 
-def key_of(digest: str, platform: Platform) -> str:
-    """Name an environment on machines of a platform. Its files, its Python and our recipe are in the digest."""
-    return str(digest_value("environment", [digest, platform.name, platform.libc.partition(" ")[0]]))
+def key_of(digest: str, platform: Platform, *, is_for_others: bool = False) -> str:
+    """Name an environment on machines of a platform. Its files, its Python and our recipe are in the digest.
+
+    Those for programs of other users are made in another way, of interpreters that are open to them.
+    """
+    parts = [digest, platform.name, platform.libc.partition(" ")[0], *(["others"] if is_for_others else [])]
+    return str(digest_value("environment", parts))
 
 
 class Shelf:
@@ -96,12 +102,12 @@ class Shelf:
             return None
         return ready
 
-    def keep(self, ready: Ready) -> None:
-        """Say that an environment is there, after everything of it is."""
+    def keep(self, ready: Ready, *, user: str = "") -> None:
+        """Say that an environment is there, after everything of it is; what was refused to its `user` is forgotten."""
         told = {"v": FORMAT, **fields_of(ready)}
         write_file(self._ready_path(ready.key), dumps(told, indent=1).encode())
         with suppress(OSError):
-            os.unlink(self._impossible_path(ready.digest))
+            os.unlink(self._impossible_path(ready.digest, user))
 
     def use(self, key: str) -> None:
         """Say that it is used now."""
@@ -133,29 +139,43 @@ class Shelf:
         """Whether a process that marked it may still run; marks of those that are gone are taken away."""
         return bool(living_marks(os.path.join(self.place(key), "in-use")))
 
-    def refuse(self, found: Impossible, pythons: Sequence[str], *, for_s: float = FORGET_S) -> None:
-        """Remember for a while that an environment can't be made with these interpreters."""
+    def refuse(self, found: Impossible, pythons: Sequence[str], *, user: str = "", for_s: float = FORGET_S) -> None:
+        """Remember for a while that an environment can't be had with these interpreters by jobs of a user.
+
+        The caller has held the digest against what it names: whoever asks by it is answered from here. `user` is the
+        number of another user that programs run as; empty: they run as the worker.
+        """
         with translated(self.folder):
             os.makedirs(os.path.join(self.folder, "impossible"), exist_ok=True)
-        told = {"v": FORMAT, "why": found.why, "pythons": list(pythons), "at_s": self._clock.wall_s(), "for_s": for_s}
-        write_file(self._impossible_path(found.digest), dumps(told).encode())
+        told = {
+            "v": _REFUSAL_FORMAT,
+            "digest": found.digest,
+            "user": user,
+            "why": found.why,
+            "pythons": list(pythons),
+            "at_s": self._clock.wall_s(),
+            "for_s": for_s,
+        }
+        write_file(self._impossible_path(found.digest, user), dumps(told).encode())
 
-    def refused(self, digest: str, pythons: Sequence[str]) -> Impossible | None:
-        """Give why an environment can't be made; nothing if it may, or if that was long ago or with other Pythons."""
-        told = _object(self._impossible_path(digest))
-        if told is None or told.get("pythons") != list(pythons):
-            return None
-        at_s, for_s, why = told.get("at_s"), told.get("for_s"), told.get("why")
-        if not isinstance(at_s, int | float) or not isinstance(for_s, int | float) or not isinstance(why, str):
-            return None
-        is_fresh = 0 <= self._clock.wall_s() - at_s < for_s
-        return Impossible(digest=digest, why=why) if is_fresh else None
+    def refused(self, digest: str, pythons: Sequence[str], *, user: str = "") -> Impossible | None:
+        """Return why an environment can't be had; nothing if it may, or if that was long ago or with other Pythons."""
+        told = self._refusal(self._impossible_path(digest, user))
+        return _impossible(told, pythons, user) if told is not None and told["digest"] == digest else None
 
-    def all_refused(self, pythons: Sequence[str]) -> dict[str, str]:
-        """Give everything that can't be made here, with the reason."""
-        names = self._names(os.path.join(self.folder, "impossible"))[:_MOST_TOLD]
-        found = (self.refused(name, pythons) for name in names)
-        return {one.digest: one.why for one in found if one is not None}
+    def all_refused(self, pythons: Sequence[str], *, user: str = "") -> dict[str, str]:
+        """Return everything that can't be had here by jobs of a user, with the reason. What is over is removed."""
+        folder = os.path.join(self.folder, "impossible")
+        refusals = []
+        for name in self._names(folder):
+            told = self._refusal(os.path.join(folder, name))
+            if told is not None:
+                refusals.append(told)
+                continue
+            with suppress(OSError):
+                os.unlink(os.path.join(folder, name))
+        found = (_impossible(told, pythons, user) for told in refusals)
+        return {one.digest: one.why for one in islice(filter(None, found), _MOST_TOLD)}
 
     def all_kept(self) -> list[Kept]:
         """Give every environment that is ready, the one used longest ago first."""
@@ -201,11 +221,27 @@ class Shelf:
     def _ready_path(self, key: str) -> str:
         return os.path.join(self.folder, key, "ready.json")
 
-    def _impossible_path(self, digest: str) -> str:
-        return os.path.join(self.folder, "impossible", digest)
+    def _impossible_path(self, digest: str, user: str) -> str:
+        return os.path.join(self.folder, "impossible", str(digest_value("refusal", [digest, user])))
+
+    def _refusal(self, path: str) -> dict[str, Any] | None:
+        """Read a refusal that still holds."""
+        told = _object(path)
+        if told is None or told.get("v") != _REFUSAL_FORMAT:
+            return None
+        at_s, for_s = told.get("at_s"), told.get("for_s")
+        if not isinstance(at_s, int | float) or not isinstance(for_s, int | float):
+            return None
+        is_whole = all(isinstance(told.get(name), str) for name in ("digest", "user", "why"))
+        return told if is_whole and 0 <= self._clock.wall_s() - at_s < for_s else None
 
     def _names(self, folder: str) -> list[str]:
         return [name for name in names_in(folder) if is_digest(name)]
+
+
+def _impossible(told: dict[str, Any], pythons: Sequence[str], user: str) -> Impossible | None:
+    is_same = told["user"] == user and told.get("pythons") == list(pythons)
+    return Impossible(digest=told["digest"], why=told["why"]) if is_same else None
 
 
 def _object(path: str) -> dict[str, Any] | None:

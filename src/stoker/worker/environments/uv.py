@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from stoker.host.entry import find_program
+from stoker.host.installing import UV_SETTINGS
 from stoker.model.errors import StokerError
 from stoker.model.frozen import frozen
 from stoker.model.printable import one_line
@@ -49,27 +50,7 @@ _OURS = (
     "VIRTUAL_ENV",
 )
 # All that uv gets of a worker's variables where it runs as another user: what the operator configured for uv itself.
-_FOR_OTHERS = (
-    "LANG",
-    "SSL_CERT_DIR",
-    "SSL_CERT_FILE",
-    "UV_CONSTRAINT",
-    "UV_DEFAULT_INDEX",
-    "UV_EXCLUDE_NEWER",
-    "UV_EXTRA_INDEX_URL",
-    "UV_FIND_LINKS",
-    "UV_HTTP_RETRIES",
-    "UV_HTTP_TIMEOUT",
-    "UV_INDEX",
-    "UV_INDEX_STRATEGY",
-    "UV_INDEX_URL",
-    "UV_INSECURE_HOST",
-    "UV_NATIVE_TLS",
-    "UV_NO_INDEX",
-    "UV_OFFLINE",
-    "UV_PYTHON_DOWNLOADS",
-    "UV_SYSTEM_CERTS",
-)
+_FOR_OTHERS = ("LANG", "SSL_CERT_DIR", "SSL_CERT_FILE", *UV_SETTINGS)
 _NAMED_INDEX = re.compile(r"UV_INDEX_[A-Z0-9_]+_(?:USERNAME|PASSWORD)")
 _PROXIES = ("all_proxy", "http_proxy", "https_proxy", "no_proxy")
 _LONGEST_WHY = 300

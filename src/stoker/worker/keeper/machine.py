@@ -14,6 +14,7 @@ from stoker.hardware.ledger.ledger import Ledger
 from stoker.host.disk import free_bytes
 from stoker.host.identity import ProcessIdentity
 from stoker.host.interpreter import find_python, is_bare_python
+from stoker.host.other_user import OtherUser, is_open_to, no_such_program
 from stoker.host.process_table import living_rows
 from stoker.model.capability import Capability
 from stoker.model.errors import StokerError
@@ -21,6 +22,7 @@ from stoker.model.frozen import frozen
 from stoker.plan.catalogue import Catalogue
 from stoker.plan.device.held_base import held_base
 from stoker.plan.device.variables import HIDDEN, device_variables
+from stoker.plan.program.quarters import reachable_path
 from stoker.wire.leasing import Grant, Measured
 from stoker.worker.keeper.checking import Look
 from stoker.worker.keeper.redetecting import Offer
@@ -40,6 +42,8 @@ class Machine:
     """Where our own interpreter lives."""
     home: str
     ledger: Callable[[], Ledger]
+    users: tuple[OtherUser, ...] = ()
+    """Whom programs of jobs run as; none: the worker's own user."""
     accepts: tuple[str, ...] = ()
     """Trees whose code alone is run here; none: any."""
     memory: Callable[[], Memory] = memory_here
@@ -61,7 +65,7 @@ class Machine:
             recipe_version=version,
             recipe_trouble=trouble,
             missing_folder=(grant.folder or "without a name") if lacks_folder else "",
-            missing_program=self._missing_program(grant) if is_program and not lacks_folder else "",
+            missing_program=self._program_trouble(grant) if is_program and not lacks_folder else "",
             unaccepted_code=refusal_of(grant, self.accepts),
             secret_trouble=self.secrets(grant).trouble,
             device_trouble=self._device_trouble(grant) if grant.devices else "",
@@ -73,6 +77,10 @@ class Machine:
             return FoundSecrets()
         path = os.path.join(self.home, "state", FILE)
         return find_secrets(grant.secrets, environment=self.child_environment(), path=path)
+
+    def closed_python(self) -> str:
+        """Return why programs that are started with `python` can't run as this machine's users; empty: they can."""
+        return self._closed_to_users("python", "", self.home)
 
     def python_beside(self, grant: Grant) -> str:
         """Return the interpreter that lies beside a packed program where it was submitted, if that is here.
@@ -129,15 +137,49 @@ class Machine:
         except StokerError as error:
             return None, str(error)
 
-    def _missing_program(self, grant: Grant) -> str:
+    def _program_trouble(self, grant: Grant) -> str:
         argv, python = grant.args.get("argv") or ("",), str(grant.args.get("python") or "")
         word = str(argv[0])
-        if grant.environment or (not python and not is_bare_python(word)):
+        if grant.environment and is_bare_python(word):
             # An environment of its own is seen to by whoever makes it.
+            return ""
+        if self.users:
+            beside = self.python_beside(grant)
+            is_inside = bool(grant.code_tree) and not beside and _is_relative(python)
+            folder = self.home if grant.code_tree else grant.folder
+            return "" if is_inside else self._closed_to_users(word, beside or python, folder)
+        return "" if grant.environment else self._missing_program(grant, word, python)
+
+    def _closed_to_users(self, word: str, python: str, folder: str) -> str:
+        """Return why not every user that programs run as could execute what a word means; empty: all could.
+
+        Found as the program's start finds it (`plan.program`). A word that is found on PATH is not looked at, but for
+        Python.
+        """
+        for user in self.users:
+            # All that a program of another user gets of what an interpreter is found by.
+            around = {"PATH": reachable_path(user, self.environment.get("PATH", os.defpath))}
+            named = word if is_bare_python(word) else "python"
+            try:
+                found = find_python(python, folder=folder, environment=around, own_prefix=self.own_prefix, word=named)
+            except StokerError:
+                return no_such_program(python, user)
+            if is_bare_python(word):
+                if not found.path:
+                    return f"{found.why} that {user.name} can reach, and jobs run as {user.name} here"
+                program = found.path
+            else:
+                program = word if os.path.isabs(word) and "{" not in word else ""
+            if program and not is_open_to(user, program):
+                return no_such_program(program, user)
+        return ""
+
+    def _missing_program(self, grant: Grant, word: str, python: str) -> str:
+        if not python and not is_bare_python(word):
             return ""
         # Code that travels runs in a folder that is not made yet; what lies in it is seen when it starts.
         folder = self.home if grant.code_tree and not os.path.isdir(grant.folder) else grant.folder
-        if folder == self.home and "/" in python and not os.path.isabs(os.path.expanduser(python)):
+        if folder == self.home and _is_relative(python):
             return ""
         try:
             found = find_python(
@@ -200,6 +242,10 @@ class Machine:
                     held_bytes = sum(holder.share.measured_bytes or 0 for holder in device.holders)
                     found[device.device.uuid] = device.free_bytes + held_bytes
         return found
+
+
+def _is_relative(python: str) -> bool:
+    return "/" in python and not os.path.isabs(os.path.expanduser(python))
 
 
 def _is_below(pid: int, top: int, parents: Mapping[int, int]) -> bool:

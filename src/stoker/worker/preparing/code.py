@@ -13,8 +13,9 @@ from stoker.host.interpreter import find_python, is_bare_python
 from stoker.model.artifacts import Tree
 from stoker.model.errors import BadInput, StokerError
 from stoker.wire.code import code_of, start_of, why_not_accepted, why_not_in_tree
+from stoker.wire.environments import PYTHON
 from stoker.wire.leasing import Grant
-from stoker.worker.environments.making import PYTHON, gather_choice
+from stoker.worker.environments.making import gather_choice
 from stoker.worker.program_order import RECIPE
 
 _VENV = ".venv"

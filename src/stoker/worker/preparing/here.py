@@ -8,6 +8,7 @@ from typing import Any
 
 from stoker.host.durable import translated
 from stoker.host.identity import ProcessIdentity
+from stoker.host.other_user import OtherUser
 from stoker.model.artifacts import Tree
 from stoker.model.errors import CorruptBytes
 from stoker.model.frozen import fresh, frozen
@@ -82,12 +83,15 @@ class Here:
         self._host = host
         self._may_read_in_place = may_read_in_place
 
-    def look(self, grant: Grant, verified: Collection[str] = ()) -> Held:
-        """See what is here, without reading or making anything; `verified` inputs were read in place just now."""
+    def look(self, grant: Grant, verified: Collection[str] = (), user: OtherUser | None = None) -> Held:
+        """See what is here, without reading or making anything; `verified` inputs were read in place just now.
+
+        `user` is the one that the job will run as, if not as the worker.
+        """
         return Held(
             code=bool(grant.code_tree) and held_tree(self._store(), grant.code_tree) is not None,
             inputs={one.where: self._standing(one, verified) for one in grant.inputs},
-            environment=self._environment(grant),
+            environment=self._environment(grant, user),
         )
 
     def code_tree(self, grant: Grant) -> Tree:
@@ -132,10 +136,11 @@ class Here:
         is_same = bool(needed.path) and needed.host == self._host
         return is_same and os.path.exists(needed.path)
 
-    def _environment(self, grant: Grant) -> Ready | Impossible | None:
+    def _environment(self, grant: Grant, user: OtherUser | None) -> Ready | Impossible | None:
         if not grant.environment:
             return None
-        return self.maker.look(grant.environment, folder="/" if grant.code_tree else grant.folder)
+        maker = self.maker if user is None else self.maker.for_user(user)
+        return maker.look(grant.environment, folder="/" if grant.code_tree else grant.folder)
 
     def _standing(self, needed: InputBody, verified: Collection[str]) -> Standing:
         if is_repository(needed):

@@ -53,7 +53,7 @@ class Preparing:
         """
         verified: tuple[str, ...] = ()
         for _ in range(_MOST_LOOKS):
-            held = self.here.look(grant, verified)
+            held = self.here.look(grant, verified, user)
             missing = what_is_missing(grant, held)
             if missing.impossible:
                 return NotPrepared(reason="environment", message=missing.impossible, lasts=True)

@@ -18,7 +18,6 @@ from stoker.store.local import LocalStore
 from stoker.wire.environments import choose
 from stoker.wire.orders import EnvironmentChoice
 from stoker.worker.environments.making import Maker
-from stoker.worker.environments.shelf import key_of
 
 _LARGEST_BYTES = 1 << 20
 
@@ -56,7 +55,7 @@ class MakingPulse:
         choice = choose(choices, maker.platform) if choices else None
         self._path = ""
         if choice is not None and choice.digest:
-            place = maker.shelf.place(key_of(choice.digest, maker.platform))
+            place = maker.shelf.place(maker.key_of(choice.digest))
             self._path = os.path.join(place, "building.json")
         self._before = (0, 0)
 
