@@ -97,7 +97,7 @@ class EnvironmentChoice(Asked):
     path: str = ""
     """The file, in the code's tree; of `python`, an interpreter on the machine itself."""
     digest: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
-    """Of all files that the environment is made from."""
+    """Of all files that the environment is made from; of `python` empty, or `wire.environments.own_digest`."""
     python: Annotated[str, Field(max_length=200)] = ""
     """Which version it wants: `3.11`, `>=3.10`."""
     extras: Annotated[tuple[str, ...], Field(max_length=100)] = ()

@@ -81,7 +81,7 @@ _LINES: dict[str, Callable[[Fields], str]] = {
     "closed": _closed,
     "devices_gone": lambda fields: f"no longer offered, not found any more: {', '.join(fields['devices'])}",
     "devices_back": lambda fields: f"offered: {', '.join(fields['devices'])}",
-    "closed_python": lambda fields: f"warning: jobs that start python are declined{_because(fields)}",
+    "closed_python": lambda fields: f"warning: jobs that start this machine's python are declined{_because(fields)}",
     "certificate_renewed": lambda fields: f"the certificate of {fields['worker']} is renewed",
     "certificate_not_renewed": lambda fields: f"the certificate can't be renewed yet{_because(fields)}{_hint(fields)}",
     "open": lambda fields: f"takes work again ({fields['by']})",
