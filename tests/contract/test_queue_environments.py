@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine, text
 
 from stoker.coordinator.queue.commands import Look, Looked
 from stoker.coordinator.queue.queue import no_fault
+from stoker.model.digests import digest_value
 from stoker.model.errors import Faults
 from stoker.model.fleet_errors import DatabaseTrouble
+from stoker.model.json_text import dumps, loads
 from stoker.wire.environments import environment_digest, own_digest
 from stoker.wire.leasing import Hello, Holdings, Renewal, Renewed
 from stoker.wire.orders import EnvironmentChoice, JobOrder
@@ -95,6 +98,24 @@ def test_what_one_submitter_says_can_not_be_keeps_no_machine_from_another_s_job(
         fleet.close()
         fleet.open()
         tell(fleet, "desk")
+    fleet.submit(with_env("honest"))
+    assert [grant.name for grant in fleet.claim("desk", most=4)] == ["honest"]
+
+
+def test_a_class_of_an_older_coordinator_keeps_what_it_refuses_to_itself(fleet: Driven) -> None:
+    join(fleet, "desk")
+    fleet.submit(with_env("hostile", refused={"linux-x86_64": "not for you"}))
+    fleet.close()
+    engine = create_engine(fleet.url.replace("postgresql://", "postgresql+psycopg://"))
+    with engine.begin() as connection:
+        body = loads(connection.execute(text("SELECT wanted FROM classes")).scalar_one())
+        # Its digest said nothing of what was refused.
+        body["environment"] = environment_digest(with_env().environment)
+        row = {"wanted": dumps(body), "key": digest_value("requirement class", body)}
+        connection.execute(text("UPDATE classes SET wanted = :wanted, key = :key"), row)
+    engine.dispose()
+    fleet.open()
+    tell(fleet, "desk")
     fleet.submit(with_env("honest"))
     assert [grant.name for grant in fleet.claim("desk", most=4)] == ["honest"]
 
