@@ -68,6 +68,12 @@ class CodeNotAccepted(Refused):
     exit_code = 39
 
 
+class CommitMissing(CodeNotAccepted):
+    """A coordinator takes only commits that it knows, and this code carries none."""
+
+    code = "commit_missing"
+
+
 class Drained(WorkFailed):
     """A worker ended because it was drained or its machine was wanted: start it again when that is over."""
 

@@ -68,8 +68,8 @@ def test_without_a_commit_it_is_400_and_with_another_412_with_a_remedy(repositor
     gate = CodeGate(str(repository), "main", environment=WHO, clock=FakeClock())
     for lacking in (submission(""), submission("a" * 40, tree="")):
         error = refused(gate, lacking)
-        assert isinstance(error, BadInput)
-        assert told(error).status == 400
+        assert isinstance(error, CodeNotAccepted)
+        assert (told(error).status, error.exit_code) == (400, 39)
     unknown = refused(gate, submission("a" * 40))
     assert isinstance(unknown, CodeNotAccepted)
     assert (told(unknown).status, unknown.exit_code) == (412, 39)

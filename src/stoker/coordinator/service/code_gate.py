@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from stoker.host.git import ask_git
 from stoker.model.clock import Clock
 from stoker.model.errors import BadInput
-from stoker.model.fleet_errors import CodeNotAccepted
+from stoker.model.fleet_errors import CodeNotAccepted, CommitMissing
 from stoker.model.printable import one_line
 from stoker.wire.orders import JobOrder, Submission
 
@@ -46,7 +46,7 @@ class CodeGate:
     def check(self, submission: Submission) -> None:
         """Refuse a submission with code that is not known.
 
-        Raises `BadInput` if a program carries no commit, and `CodeNotAccepted` if it is another one, or changed.
+        Raises `CommitMissing` if a program carries no commit, and `CodeNotAccepted` if it is another one, or changed.
         """
         programs = [order for order in submission.jobs if order.recipe == _PROGRAM]
         if not programs:
@@ -59,9 +59,10 @@ class CodeGate:
     def _check(self, order: JobOrder, commits: frozenset[str], again: str) -> None:
         base, _, changes = order.commit.partition("+")
         if not order.code_tree or not base:
-            raise BadInput(
+            raise CommitMissing(
                 f"{order.name} carries no commit, and this coordinator takes only code of {self._shown}",
                 hint=f"submit from a git repository, and not --in-place: git add -A && git commit && {again}",
+                job=order.name,
             )
         push = f"git push {self._push_to}"
         data = {"job": order.name, "commit": order.commit}

@@ -15,7 +15,7 @@ from stoker.model.errors import (
     Unavailable,
     WorkFailed,
 )
-from stoker.model.fleet_errors import CodeNotAccepted, NotAllowed, TooLarge, VersionSkew
+from stoker.model.fleet_errors import CodeNotAccepted, CommitMissing, NotAllowed, TooLarge, VersionSkew
 from stoker.model.frozen import frozen
 
 # The first that fits counts, so leaves stand before their branches.
@@ -23,6 +23,7 @@ _STATUSES: tuple[tuple[type[StokerError], int], ...] = (
     (NotAllowed, 403),
     (NotFound, 404),
     (VersionSkew, 412),
+    (CommitMissing, 400),
     (CodeNotAccepted, 412),
     (TooLarge, 413),
     (Faults, 422),
