@@ -11,7 +11,7 @@ here, and the kinds of values are `field_kinds`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Protocol
 
 from stoker.config.caret import fault_at
@@ -131,10 +131,11 @@ class Given:
 
 
 class Form:
-    """A map with known keys; read, it is `Given`."""
+    """A map with known keys; read, it is `Given`. `meant` maps words that people use elsewhere to the right keys."""
 
-    def __init__(self, noun: str, fields: tuple[Field, ...]) -> None:
+    def __init__(self, noun: str, fields: tuple[Field, ...], *, meant: Mapping[str, str] | None = None) -> None:
         self.noun = noun
+        self.meant = meant or {}
         self.fields = fields
         self._by_name = {field.name: field for field in fields}
         self._required = [field for field in fields if field.is_required]
@@ -182,7 +183,9 @@ class Form:
     def _refuse_unknown(self, item: Located, name: str, key: str, reading: Reading) -> None:
         hint = ""
         if not reading.is_full:
-            hint = did_you_mean(name, self._by_name) or f"known: {', '.join(self._by_name)}"
+            right = self.meant.get(name)
+            hint = f"did you mean {right!r}? {right}: {self._by_name[right].help}" if right else ""
+            hint = hint or did_you_mean(name, self._by_name) or f"known: {', '.join(self._by_name)}"
         reading.refuse(item, below(key, name), f"a {self.noun} has no key {shown(name)}", hint, at_key=True)
 
 

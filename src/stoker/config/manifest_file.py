@@ -153,6 +153,18 @@ JOB = Form(
         Field("timeout", _TIME, "stop an attempt that runs longer"),
         Field("on_partition", Choice(Partition), "when its lease ends and the coordinator can't be reached"),
     ),
+    meant={
+        **dict.fromkeys(("args", "arguments", "config", "hyperparameters", "overrides", "params"), "hyper"),
+        **dict.fromkeys(("cmd", "entrypoint", "program", "script"), "command"),
+        **dict.fromkeys(("memory", "ram"), "min_ram_gib"),
+        **dict.fromkeys(("cores", "cpus"), "min_cores"),
+        **dict.fromkeys(("dependencies", "depends_on", "needs"), "after"),
+        **dict.fromkeys(("host", "hosts", "machines"), "allowed_hosts"),
+        "grid": "sweep",
+        "inputs": "data",
+        "retries": "attempts",
+        "vram": "min_vram_gib",
+    },
 )
 
 HOST = Form(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.config.manifest import HostEntry, JobEntry, overlaid
-from stoker.config.manifest_file import read_manifest
+from stoker.config.manifest_file import JOB, read_manifest
 from stoker.config.manifest_rules import Known
 from stoker.model.errors import LocalFile, ManifestFaults
 from stoker.model.leases import Partition
@@ -188,6 +188,11 @@ def test_a_program_is_of_the_recipe_command(drawer: Drawer) -> None:
             'model = "m"\nrequires_cuda = true',
             "4:1: jobs[0].requires_cuda: a job has no key 'requires_cuda' (did you mean 'require_cuda'?)",
         ),
+        (
+            'model = "m"\nargs = { lr = 1 }',
+            "4:1: jobs[0].args: a job has no key 'args' (did you mean 'hyper'? hyper: the recipe's arguments; lists",
+        ),
+        ('model = "m"\nmemory = "8G"', "4:1: jobs[0].memory: a job has no key 'memory' (did you mean 'min_ram_gib'?"),
         (
             'model = "m"\nseed = 0xffffffffffffffffffffffffffffffffffffffff',
             "4:8: jobs[0].seed: a whole number of 160 bits is more than",
@@ -417,3 +422,9 @@ def test_an_environment_may_be_another_on_machines_of_another_sort(drawer: Drawe
     ).jobs
     assert job.env == {"linux-aarch64": "requirements-jetson.txt", "": "uv.lock[cuda]"}
     assert job.python == {"linux-aarch64-cp310": "/usr/bin/python3", "": ">=3.11,<3.13"}
+
+
+def test_every_word_that_stands_for_a_key_of_a_job_names_one_and_is_none_itself():
+    keys = {field.name for field in JOB.fields}
+    assert set(JOB.meant.values()) <= keys
+    assert not keys.intersection(JOB.meant)
