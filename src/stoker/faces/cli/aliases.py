@@ -22,7 +22,10 @@ ALIASES: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("clean-cache",), ("store", "prune", "--everywhere")),
     (("ledger",), ("machines", "memory")),
     (("plan", "inspect"), ("run", "--dry-run")),
+    (("plan", "resume"), ("run",)),
+    (("plan",), ("run", "--dry-run")),
     (("sweep",), ("run",)),
+    (("train",), ("run",)),
 )
 
 

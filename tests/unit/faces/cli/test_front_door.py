@@ -37,3 +37,10 @@ def test_an_alias_leads_to_a_command_and_is_not_one_itself(old: tuple[str, ...],
     assert find_command(list(new))[0] is not None
     assert find_command(list(old))[0] is None
     assert f"  {old[0]} " not in top_help()
+
+
+def test_a_longer_alias_wins_over_a_shorter_one() -> None:
+    assert expand(["plan", "inspect", "tabular/gbt"]) == ["run", "--dry-run", "tabular/gbt"]
+    assert expand(["plan", "tabular/gbt", "lr=1"]) == ["run", "--dry-run", "tabular/gbt", "lr=1"]
+    assert expand(["plan", "resume", "plan.json"]) == ["run", "plan.json"]
+    assert expand(["train", "tabular/gbt"]) == ["run", "tabular/gbt"]
