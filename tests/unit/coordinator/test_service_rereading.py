@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stoker.coordinator.queue.commands import Answer, Command, Declare, Done, Submit
-from stoker.coordinator.service.rereading import Files, cluster_changes, lines_of, trouble_of
+from stoker.coordinator.service.rereading import Files, cluster_changes, lines_of, manifest_changes, trouble_of
 from stoker.model.errors import ClusterFaults, ManifestFaults
 from stoker.model.faults import Fault
 from stoker.model.fleet_errors import DatabaseTrouble
@@ -128,4 +128,18 @@ def test_trouble_is_told_with_every_fault():
         "c.yaml has 2 faults — everything stays as it was",
         "c.yaml:2: host is missing",
         "c.yaml:4: no such key",
+    ]
+
+
+def test_a_job_that_is_known_under_another_name_is_listed_with_that_name():
+    known = outcome("mm", 1, Outcome.KNOWN).model_copy(update={"known_as": "s/1", "state": "completed"})
+    moved = outcome("mm", 2, Outcome.CHANGED, "args").model_copy(update={"known_as": "s/2"})
+    renamed = outcome("mm", 3, Outcome.CHANGED, "name").model_copy(update={"known_as": "s/3"})
+    same = outcome("mm", 4, Outcome.KNOWN)
+    ids, lines = manifest_changes(Submitted(jobs=(known, moved, renamed, same), counts={}))
+    assert ids == ["mm2", "mm3"]
+    assert lines == [
+        "mm/2, already in the queue as s/2: changed (args)",
+        "mm/3, until now s/3: changed (name)",
+        "mm/1, already in the queue as s/1: completed",
     ]

@@ -97,15 +97,17 @@ def cluster_changes(before: Cluster | None, after: Cluster | None) -> tuple[str,
 
 
 def manifest_changes(submitted: Submitted) -> tuple[list[str], list[str]]:
-    """Say what a manifest changed: the jobs' ids, and lines for people."""
+    """Return what a manifest changed: the jobs' ids, and lines for people.
+
+    A job that is known under another name is listed although nothing changed: by the manifest's name it is not found.
+    """
     moved = [job for job in submitted.jobs if job.outcome not in (Outcome.KNOWN, Outcome.KEPT)]
     kept = [job for job in submitted.jobs if job.outcome is Outcome.KEPT]
-    lines = [
-        f"{point_name(job.name, job.number)}: {job.told_as}{_of(job.changes)}{_earlier(job)}"
-        for job in (*moved, *kept)[:_LISTED]
-    ]
-    if len(moved) + len(kept) > _LISTED:
-        lines.append(f"and {len(moved) + len(kept) - _LISTED} more")
+    renamed = [job for job in submitted.jobs if job.outcome is Outcome.KNOWN and job.known_as]
+    listed = [*moved, *kept, *renamed]
+    lines = [_line(job) for job in listed[:_LISTED]]
+    if len(listed) > _LISTED:
+        lines.append(f"and {len(listed) - _LISTED} more")
     if submitted.vanished:
         count = len(submitted.vanished)
         lines.append(f"{count} pending job{'s' * (count != 1)} no longer in the manifest: they stay until cancelled")
@@ -121,6 +123,18 @@ def trouble_of(error: StokerError) -> list[str]:
     """Give why reading again changed nothing, as lines for a log."""
     faults = [str(fault) for fault in getattr(error, "faults", ())]
     return [f"{error} — everything stays as it was", *(faults if len(faults) > 1 else [])]
+
+
+def _line(job: OrderOutcome) -> str:
+    name = point_name(job.name, job.number)
+    if not job.known_as:
+        called = ""
+    elif job.shown == name:
+        called = f", until now {job.known_as}"
+    else:
+        called = f", already in the queue as {job.known_as}"
+    what = str(job.state) if job.outcome is Outcome.KNOWN else f"{job.told_as}{_of(job.changes)}"
+    return f"{name}{called}: {what}{_earlier(job)}"
 
 
 def _of(changes: tuple[str, ...]) -> str:
