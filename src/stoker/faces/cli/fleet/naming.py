@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from stoker.wire.views import JobStory, JobView
     from stoker.worker.job_folder import JobFolder
 
+_SHORT = 12
+_MOST_NAMED = 5
+
 
 @frozen
 class FleetJob:
@@ -173,7 +176,7 @@ def _here(call: Call, name: str, fleet: FleetJob | StokerError) -> JobFolder | N
 def _newer(call: Call, local: JobFolder, fleet: FleetJob) -> JobFolder | FleetJob:
     spec, view = local.spec(), fleet.view
     if spec.started_s > view.submitted_s:
-        other = f"an older job of the fleet has that name, too: {view.id[:12]}"
+        other = _of_fleet_by_id(fleet)
         chosen: JobFolder | FleetJob = local
     else:
         other = f"an older job of this machine has that name, too: {spec.attempt}"
@@ -181,3 +184,14 @@ def _newer(call: Call, local: JobFolder, fleet: FleetJob) -> JobFolder | FleetJo
     if fleet.ref != "last":
         call.out.note(f"note: {other}")
     return chosen
+
+
+def _of_fleet_by_id(fleet: FleetJob) -> str:
+    """Return a text that names an older job of the fleet by its id; of a sweep each point has its own."""
+    if not fleet.is_sweep:
+        return f"an older job of the fleet has that name, too: {fleet.view.id[:_SHORT]}"
+    points = fleet.points()
+    listed = [f"{point.id[:_SHORT]} ({point.label or point.name})" for point in points[:_MOST_NAMED]]
+    more = len(points) - len(listed)
+    listed += [f"{more} more, which `stoker jobs --json` lists"] if more else []
+    return f"an older sweep of the fleet has that name, too; its points by their ids: {', '.join(listed)}"

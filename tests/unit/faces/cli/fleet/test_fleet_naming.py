@@ -90,6 +90,17 @@ def test_of_two_jobs_of_one_name_the_newer_is_meant_and_the_other_named(fleet: F
     assert (by_id.objects()[0]["where"], by_id.err) == ("fleet", "")
 
 
+def test_an_older_sweep_of_the_fleet_is_named_by_the_ids_of_all_its_points(fleet: Fleet, home, stoker: Stoker, submit):
+    first, second = submit("zap/1", "zap/2")
+    _ran_here(home, "zap", started_s=9e9)
+    done = stoker("jobs", "show", "zap", "--json", at=fleet)
+    assert done.objects()[0]["where"] == "here"
+    assert f"an older sweep of the fleet has that name, too; its points by their ids: {first[:12]} (lr=1)" in done.err
+    assert f"{second[:12]} (lr=2)" in done.err
+    one = stoker("jobs", "show", "zap/1", at=fleet).err
+    assert f"an older job of the fleet has that name, too: {first[:12]}\n" in one
+
+
 def test_last_is_the_newest_wherever_it_ran(fleet: Fleet, home, stoker: Stoker, submit):
     submit("resnet/1", "resnet/2")
     _ran_here(home, "gbt", started_s=10.0)
