@@ -6,11 +6,14 @@ An index that can be deleted: it only makes explanations and estimates better, s
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from stoker.model.digests import Digest
+from stoker.model.encoding import encode
 from stoker.model.frozen import frozen
 from stoker.model.json_text import dumps, loads
 from stoker.plan.action import Action, Difference, differences
@@ -19,6 +22,11 @@ from stoker.plan.index_file import IndexFile
 # How many earlier executions of a node a new one is compared with.
 _COMPARED = 5
 _FLUSH_AT = 256
+# How many of a plan's executions, the newest first, estimates are taken from; and of how many the mean is taken.
+_MOST_TIMED = 20_000
+_AVERAGED = 10
+# What only one trial of a sweep has is named after it: `3.train` is the `train` of the third.
+_TRIAL = re.compile(r"\d+\.")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS ran (
     plan TEXT, node TEXT, stage TEXT, key TEXT, at REAL, seconds REAL, action TEXT,
@@ -46,6 +54,25 @@ class Nearest:
     differences: tuple[Difference, ...]
 
 
+class _Timed:
+    """How long one node ran, in whichever trial of a sweep."""
+
+    def __init__(self) -> None:
+        self._by_args: dict[bytes, float] = {}
+        self._newest: list[float] = []
+
+    def add(self, args: Mapping[str, Any], seconds: float) -> None:
+        """Add an execution; the newest come first."""
+        self._by_args.setdefault(encode(args), seconds)
+        if len(self._newest) < _AVERAGED:
+            self._newest.append(seconds)
+
+    def estimate_s(self, args: Mapping[str, Any] | None) -> float:
+        """Return what the newest execution with these arguments took, else the mean of the newest executions."""
+        same = self._by_args.get(encode(args)) if args is not None else None
+        return sum(self._newest) / len(self._newest) if same is None else same
+
+
 class History:
     """Executions by plan and node. Safe to use from several threads."""
 
@@ -54,6 +81,8 @@ class History:
         self._lock = threading.Lock()
         self._fresh: list[tuple[Any, ...]] = []
         self._plans: dict[str, bool] = {}
+        self._timed: dict[str, dict[str, _Timed]] = {}
+        """By plan and node, once an estimate was wanted."""
 
     @property
     def trouble(self) -> str:
@@ -77,13 +106,19 @@ class History:
                 best = Nearest(ran=ran, differences=found)
         return best
 
-    def estimate_s(self, *, plan: str, node: str, stage: str) -> float | None:
-        """Guess how long a node will run: as it last did, else as its stage did lately, else unknown."""
-        row = self._row("SELECT seconds FROM ran WHERE plan = ? AND node = ? ORDER BY at DESC LIMIT 1", (plan, node))
-        if row is None:
-            row = self._row(
-                "SELECT avg(seconds) FROM (SELECT seconds FROM ran WHERE stage = ? ORDER BY at DESC LIMIT 10)", (stage,)
-            )
+    def estimate_s(self, *, plan: str, node: str, stage: str, args: Mapping[str, Any] | None = None) -> float | None:
+        """Estimate how long a node will run with these identity arguments, if they are known.
+
+        A trial of a sweep is known by its arguments, not by its number: the newest execution of the node with the same
+        arguments counts, in whichever trial; else the mean of its newest ones, else of its stage's. None: unknown.
+        """
+        timed = self._timed_of(plan).get(_TRIAL.sub("", node, count=1))
+        if timed is not None:
+            return timed.estimate_s(args)
+        row = self._row(
+            "SELECT avg(seconds) FROM (SELECT seconds FROM ran WHERE stage = ? ORDER BY at DESC LIMIT ?)",
+            (stage, _AVERAGED),
+        )
         return None if row is None else row[0]
 
     def close(self) -> None:
@@ -92,6 +127,7 @@ class History:
             self._flush()
             self._index.close()
             self._plans.clear()
+            self._timed.clear()
 
     def _recent(self, plan: str, node: str) -> list[Ran]:
         asked = "SELECT key, at, seconds, action FROM ran WHERE plan = ? AND node = ? ORDER BY at DESC LIMIT ?"
@@ -108,6 +144,23 @@ class History:
             except (KeyError, TypeError, ValueError):
                 continue
         return found
+
+    def _timed_of(self, plan: str) -> dict[str, _Timed]:
+        """Return by node how long it ran: read once, since a sweep asks for thousands of nodes."""
+        asked = "SELECT node, seconds, action FROM ran WHERE plan = ? ORDER BY at DESC LIMIT ?"
+        with self._lock:
+            if plan in self._timed:
+                return self._timed[plan]
+            rows = self._index.do(lambda db: db.execute(asked, (plan, _MOST_TIMED)).fetchall()) or []
+            found: dict[str, _Timed] = {}
+            for node, seconds, action in rows:
+                try:
+                    args = loads(action)["args"]
+                    found.setdefault(_TRIAL.sub("", node, count=1), _Timed()).add(args, seconds)
+                except (KeyError, TypeError, ValueError):
+                    continue
+            self._timed[plan] = found
+            return found
 
     def _knows(self, db: sqlite3.Connection, plan: str) -> bool:
         """Whether anything of a plan was known when this process first asked: a new plan costs one question."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 from stoker.model.digests import Digest
+from stoker.model.errors import StokerError
 from stoker.model.frozen import frozen
 from stoker.plan.action import Difference
 from stoker.plan.cache import Cache
@@ -175,7 +177,10 @@ class _Forecaster:
         estimate_s: float | None = None
         if verdict is not Verdict.HIT:
             one_s = self._history.estimate_s(
-                plan=self._plan.name, node=node.id, stage="" if node.stage.is_program else node.stage.name
+                plan=self._plan.name,
+                node=node.id,
+                stage="" if node.stage.is_program else node.stage.name,
+                args=self._identity_args(node),
             )
             estimate_s = None if one_s is None else one_s * times
         return Forecast(
@@ -187,3 +192,13 @@ class _Forecaster:
             key=key,
             estimate_s=estimate_s,
         )
+
+    def _identity_args(self, node: Node) -> dict[str, Any] | None:
+        """Return the arguments by which a node's earlier executions are known; None if a file of them can't be read."""
+        executes = self._executes.get(node.id)
+        if executes:
+            return dict(next(iter(executes.values())).action.args)
+        try:
+            return node.stage.args.identity(node.args, self._resolver.digest_of) if node.args else {}
+        except StokerError:
+            return None

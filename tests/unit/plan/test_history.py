@@ -82,6 +82,17 @@ def test_a_node_will_take_as_long_as_it_last_did(path: str) -> None:
     assert history.estimate_s(plan="p", node="mix", stage="cook/mix") == 5.0
 
 
+def test_a_trial_of_a_sweep_is_known_by_its_arguments_and_not_by_its_number(path: str) -> None:
+    noted(path, action(lr=1), node="1.mix", seconds=2.0)
+    noted(path, action(lr=2), node="2.mix", seconds=20.0)
+    history = noted(path, action("cook/bake", lr=2), node="2.bake", seconds=90.0)
+    named = {"plan": "p", "stage": "cook/mix"}
+    assert history.estimate_s(node="1.mix", args={"lr": 2}, **named) == 20.0
+    assert history.estimate_s(node="2.mix", args={"lr": 1}, **named) == 2.0
+    assert history.estimate_s(node="mix", args={"lr": 1}, **named) == 2.0
+    assert history.estimate_s(node="3.mix", args={"lr": 3}, **named) == 11.0, "a new trial: the mean of those known"
+
+
 def test_a_new_node_will_take_as_long_as_its_stage_did_lately(path: str) -> None:
     history = noted(path, action(a=1), seconds=4.0)
     noted(path, action(a=2), node="other", seconds=6.0)
