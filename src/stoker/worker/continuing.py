@@ -6,16 +6,15 @@ on from what its index says; and whoever asks for what failed in an earlier job 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 
-from stoker.model.digests import Digest, digest_value
-from stoker.model.errors import StokerError
+from stoker.model.digests import Digest
 from stoker.model.frozen import changed, fresh, frozen
 from stoker.plan.cache import Cache
 from stoker.store.local import LocalStore
 from stoker.store.records import Record
 from stoker.worker.ordering import Order
+from stoker.worker.ran_code import RanCode, digest_of_code
 from stoker.worker.story import Story
 from stoker.worker.sweep_index import Decision, Finished, IndexEntry, SweepIndex, Written, decide_kept
 from stoker.worker.trials import Trial, TrialEnd, end_of, is_sweep, shared_nodes
@@ -29,6 +28,8 @@ class Continuation:
     """Nodes whose results serve, by their keys."""
     index: IndexEntry | None = None
     """Where the trials of a program that finish are written down."""
+    ran_code: RanCode | None = None
+    """Of a program's sweep: watches whether it is edited meanwhile."""
     note: str = ""
 
 
@@ -37,9 +38,9 @@ def go_on(order: Order, cache: Cache, folder: str, *, afresh: bool = False) -> C
 
     `folder` holds the indexes of all families; `afresh` keeps nothing.
     """
-    entry, written = _index_of(order, cache, folder)
+    entry, written = _index_of(order, folder)
     if entry is None:
-        return Continuation()
+        return Continuation(ran_code=_ran_code(order, cache))
     wanted = [trial.job_id for trial in order.trials]
     whole = _whole(order, order.trials, written, cache)
     decision = (
@@ -50,6 +51,7 @@ def go_on(order: Order, cache: Cache, folder: str, *, afresh: bool = False) -> C
     return Continuation(
         kept=_keys(order.trials, decision.kept, whole),
         index=changed(entry, afresh=decision.afresh),
+        ran_code=_ran_code(order, cache),
         note=f"{decision.why} (--rerun run runs all of them again)" if decision.kept else decision.why,
     )
 
@@ -64,7 +66,7 @@ def go_on_after(
     shared = shared_nodes(trials)
     ends = {trial.number: end_of(trial, story, shared) for trial in trials}
     kept = _kept_of_job(order, ends, story, cache.store)
-    entry, written = _index_of(order, cache, folder)
+    entry, written = _index_of(order, folder)
     if entry is not None:
         # Killed after a result had its name and before the journal told: it is no failure, and need not run again.
         unreached = [trial for trial in order.trials if ends[trial.number].state not in ("completed", "failed")]
@@ -76,25 +78,23 @@ def go_on_after(
     kept_count = count - open_count
     those = "is kept as it is" if kept_count == 1 else "are kept as they are"
     note = f"{kept_count} of {count} trials {those}" if kept_count else ""
-    return Continuation(kept=kept, index=entry, note=note), open_count
+    return Continuation(kept=kept, index=entry, ran_code=_ran_code(order, cache), note=note), open_count
 
 
-def _index_of(order: Order, cache: Cache, folder: str) -> tuple[IndexEntry | None, Written]:
+def _ran_code(order: Order, cache: Cache) -> RanCode | None:
+    if order.program is None or not is_sweep(order.trials):
+        return None
+    return RanCode(order.program.folder, order.code, cache.digest_of)
+
+
+def _index_of(order: Order, folder: str) -> tuple[IndexEntry | None, Written]:
     """Give where an order's trials are written down, and what is; nothing where the cache knows by itself."""
     program = order.program
     if program is None or not is_sweep(order.trials) or order.plan.node(order.trials[0].nodes.final).stage.cached:
         return None, Written()
     index = SweepIndex(folder, program.family())
-    code = digest_value("program-code", dict(order.code))
-
-    def code_now() -> str:
-        try:
-            digests = {shown: cache.digest_of(os.path.join(program.folder, shown)) for shown in order.code}
-        except StokerError:
-            return "a file of it is gone"
-        return digest_value("program-code", digests)
-
-    return IndexEntry(index=index, attempt=order.spec.attempt, code=code, code_now=code_now), index.read()
+    code = digest_of_code(order.code)
+    return IndexEntry(index=index, attempt=order.spec.attempt, code=code), index.read()
 
 
 def _whole(order: Order, trials: Sequence[Trial], written: Written, cache: Cache) -> dict[str, Finished]:

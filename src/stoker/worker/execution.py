@@ -37,6 +37,7 @@ from stoker.worker.best_link import settle_best
 from stoker.worker.giving import parts_of_trial
 from stoker.worker.job_folder import JobEnd, JobFolder, JobSpec, job_folders
 from stoker.worker.leftovers import clear_stale_staging
+from stoker.worker.ran_code import RanCode
 from stoker.worker.standings import rank_trials
 from stoker.worker.sweep_end import clear_away, count_ends, error_of_sweep
 from stoker.worker.sweep_index import IndexEntry
@@ -102,6 +103,8 @@ class Execution:
     """Of a sweep, its points; else none or one."""
     index: IndexEntry | None = None
     """Where finished trials are written down, for a program whose sweep may have to go on another day."""
+    ran_code: RanCode | None = None
+    """Of a program's sweep: notes which code each trial ran."""
     gives_up: bool = True
     """Stop a sweep in which everything fails in the same way."""
     followers: tuple[Follower, ...] = ()
@@ -113,8 +116,6 @@ class Execution:
     _cancelled_nodes: frozenset[str] = frozenset()
     _guard: threading.Lock = field(default_factory=threading.Lock)
     _emit: Callable[[Event], None] | None = None
-    _codes: dict[str, str] = field(default_factory=dict)
-    """The program's code when each trial's own stage began."""
     _made_out: str = ""
     """The folder that was made for the results because a running job has the one that was wanted."""
 
@@ -197,8 +198,8 @@ class Execution:
         }
 
     def _hear_code(self, event: Event, _at_s: float, _seq: int) -> None:
-        if self.index is not None and event.kind == Kinds.STAGE_BEGIN:
-            self._codes[str(event.fields["node"])] = self.index.code_now()
+        if self.ran_code is not None and event.kind == Kinds.STAGE_BEGIN:
+            self.ran_code.begin(str(event.fields["node"]))
 
     def _watch(self, folder: JobFolder) -> TrialWatch:
         return TrialWatch(
@@ -220,8 +221,10 @@ class Execution:
     def _settle(self, end: TrialEnd) -> str | None:
         """Write a trial down, lay it out as plain files and say where; of one that failed, clear what an older left."""
         trial, is_good = end.trial, end.state == "completed"
+        if self.ran_code is not None:
+            self._warn(self.ran_code.warning(trial))
         if self.index is not None and is_good and not end.is_kept:
-            code = self._codes.get(trial.nodes.final, self.index.code)
+            code = self.ran_code.of(trial) if self.ran_code is not None else self.index.code
             self.index.note(trial.job_id, key=end.keys[trial.nodes.final], digest=end.digest, code=code)
         if self.out is None:
             return None
@@ -237,11 +240,17 @@ class Execution:
 
     def _settle_out(self, ends: tuple[TrialEnd, ...], laid_out: LaidOut | None, status: StatusWriter) -> None:
         """Bring the plain folder to its final state: its link to the best trial; none if it was made for nothing."""
+        if self.ran_code is not None:
+            self._warn(self.ran_code.summary((end.trial for end in ends), len(self.trials)))
         self._settle_best(ends, laid_out, status)
         if self._made_out:
             # Fails, as it should, if anything lies in it.
             with suppress(OSError):
                 os.rmdir(self._made_out)
+
+    def _warn(self, warning: Event | None) -> None:
+        if warning is not None and self._emit is not None:
+            self._emit(warning)
 
     def _settle_best(self, ends: tuple[TrialEnd, ...], laid_out: LaidOut | None, status: StatusWriter) -> None:
         """Make `best` lead to the best trial, or be no more where there is none; say so if something is in the way."""

@@ -67,9 +67,11 @@ class Gathering:
         """Give every parameter by dotted name: as the job has it, or as one of its trials does."""
         return settings_of(self.spec, self._config, trial)
 
-    def program_files(self) -> dict[str, str]:
-        """Give the digest of each file that its program was made of when it was ordered."""
-        return {str(name): str(digest) for name, digest in _mapping(self._config.get("code")).items()}
+    def program_files(self, trial: Trial) -> dict[str, str]:
+        """Return the digest of each file of its program: as it was ordered, or edited when this trial began."""
+        ordered = {str(name): str(digest) for name, digest in _mapping(self._config.get("code")).items()}
+        edited = self.story.edited.get(str(trial.number), {})
+        return {**ordered, **{str(name): str(digest) or "gone" for name, digest in edited.items()}}
 
     def records(self, trial: Trial | None = None) -> dict[str, Record]:
         """Give the record of each node that has a result, of the whole job or of one trial."""

@@ -102,7 +102,7 @@ def side_of(
         state=str(gathering.folder.state()[0]) if trial is None else gathered[0].end.state,
         started_s=spec.started_s,
         settings=gathering.settings(speaking),
-        code={**_joined(made_from.code), **gathering.program_files()},
+        code={**_joined(made_from.code), **gathering.program_files(speaking)},
         data=_joined(made_from.data),
         environment={"stoker": spec.stoker, **gathering.folder.environment(), **_joined(made_from.environment)},
         comparison=comparison,

@@ -8,6 +8,8 @@ from typing import Any
 
 from stoker.model.events import Kinds
 
+_MOST_WARNINGS = 100
+
 
 @dataclass(slots=True, kw_only=True)
 class NodeStory:
@@ -56,6 +58,12 @@ class Story:
         self.nodes: dict[str, NodeStory] = {}
         self.begin: dict[str, Any] = {}
         self.end: dict[str, Any] = {}
+        self.warnings: list[str] = []
+        """What the run warned of, each text once."""
+        self.edits = ""
+        """Of a sweep, the newest warning that its program was edited while it ran."""
+        self.edited: dict[str, dict[str, str]] = {}
+        """By the number of a trial that ran edited code, the edited files with their digests."""
         self._fans: dict[str, _Fan] = {}
 
     def take(self, event: dict[str, Any]) -> NodeStory | None:
@@ -65,6 +73,8 @@ class Story:
             self.begin = event
         elif kind == Kinds.RUN_END:
             self.end = event
+        elif kind == Kinds.WARNING:
+            self._warned(event)
         name = event.get("node")
         if not isinstance(name, str):
             return None
@@ -79,6 +89,17 @@ class Story:
         if fan is not None:
             fan.take(node)
         return node
+
+    def _warned(self, event: dict[str, Any]) -> None:
+        message = str(event.get("message", ""))
+        edited = event.get("edited")
+        if isinstance(edited, dict):
+            self.edited |= {str(trial): files for trial, files in edited.items() if isinstance(files, dict)}
+            # The one at the end of a sweep says all that those before it said.
+            self.warnings = [one for one in self.warnings if one != self.edits]
+            self.edits = message
+        if message and message not in self.warnings and len(self.warnings) < _MOST_WARNINGS:
+            self.warnings.append(message)
 
 
 class _Fan:

@@ -13,7 +13,7 @@ a killed job could not write any more, is known by its record: that says which a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -93,8 +93,6 @@ class IndexEntry:
     attempt: str
     code: str
     afresh: frozenset[str] = frozenset()
-    code_now: Callable[[], str] = str
-    """Gives the code as it is at the moment: somebody may edit the program while its sweep runs."""
 
     def begin(self) -> None:
         """Write down that the job works on it."""

@@ -51,9 +51,8 @@ class Sweeps:
         options = RunOptions(max_in_flight=1, keep_going=True, kept=going_on.kept, grace_s=0.5)
         if going_on.index is not None:
             going_on.index.begin()
-        return self.office.execution(
-            order, **{"trials": order.trials, "index": going_on.index, "options": options, **more}
-        )
+        given = {"index": going_on.index, "ran_code": going_on.ran_code, "options": options}
+        return self.office.execution(order, **{"trials": order.trials, **given, **more})
 
     def run(self, order: Order, continuation: Continuation | None = None, **more: Any) -> JobResult:
         return self.execution(order, continuation, **more).run()

@@ -135,7 +135,7 @@ def test_a_program_is_known_by_its_words_and_its_files(shelf: Shelf) -> None:
     gathering = shelf.gathering("one")
     assert list(gathering.settings()) == ["program", "lr"]
     assert gathering.settings()["program"].value == "python train.py {lr}"
-    assert gathering.program_files() == {"train.py": "a" * 64}
+    assert gathering.program_files(gathering.wanted()[0]) == {"train.py": "a" * 64}
     assert side_of(gathering, None, label="one").code["train.py"] == "a" * 64
 
 
@@ -147,8 +147,9 @@ def test_pipes_in_the_place_of_what_a_job_wanted_keep_nobody_waiting(shelf: Shel
         os.mkfifo(path)
     with at_once():
         gathering = shelf.gathering("sweep")
-        assert [trial.number for trial in gathering.wanted()] == [1]
-        assert gathering.program_files() == {}
+        (trial,) = gathering.wanted()
+        assert trial.number == 1
+        assert gathering.program_files(trial) == {}
 
 
 def test_a_trial_s_value_that_no_point_names_is_its_own_and_not_the_job_s(shelf: Shelf) -> None:

@@ -17,10 +17,13 @@ from stoker.model.lifecycle import JobState
 from stoker.plan.run_options import RunOptions
 from stoker.plan.status import read_status
 from stoker.worker.execution import JobResult
+from stoker.worker.gathering import Gathering
 from stoker.worker.job_folder import JobFolder
+from stoker.worker.sides import side_of
+from stoker.worker.story import tell
 from tests.unit.plan.lab import lines_of
 from tests.unit.worker.conftest import Office
-from tests.unit.worker.sweeping import Sweeps, counts, renamed, states
+from tests.unit.worker.sweeping import WORK, Sweeps, counts, renamed, states
 
 # At n=2 it waits for a file, at n=6 it fails.
 WAIT = "echo > waits; until [ -e gate ]; do sleep 0.01; done"
@@ -322,3 +325,27 @@ def test_a_job_that_is_known_as_a_whole_is_told_so(sweeps: Sweeps) -> None:
     (end,) = told(job.folder, "run_end")
     assert end["trials"] == {"completed": 2, "kept": 2, "failed": 0, "cancelled": 0, "not_run": 0}
     assert Path(sweeps.out(job, "factor=2")).is_dir()
+
+
+@pytest.mark.parametrize("declared", [(), ("inputs=version",)], ids=["undeclared", "declared"])
+def test_a_sweep_whose_program_is_edited_meanwhile_names_the_trials_that_ran_the_edited_file(
+    sweeps: Sweeps, declared: tuple[str, ...]
+) -> None:
+    program = sweeps.folder / "work.sh"
+    program.write_text(f"{WORK}if [ $1 = 2 ]; then echo 'echo acc=1' >> work.sh; fi\n")
+    job = sweeps.run_line("n=1,2,3", *declared)
+    story = tell(read_status(job.folder.status_path))
+    (warning,) = story.warnings
+    assert warning == story.edits
+    assert warning.startswith("work.sh was edited while this sweep ran; 1 of 3 trials ran edited code: 3;")
+    gathering = Gathering(job.folder, sweeps.office.lab.store)
+    sides = [side_of(gathering, trial, label=str(trial.number)) for trial in gathering.wanted()]
+    first, second, third = (side.code["work.sh"] for side in sides)
+    assert first == second != third
+    again = sweeps.run_line("n=1,2,3", *declared)
+    assert states(again) == {"n=1": "completed", "n=2": "completed", "n=3": "kept"}
+
+
+def test_a_sweep_whose_program_stays_as_it_is_warns_of_nothing(sweeps: Sweeps) -> None:
+    job = sweeps.run_line("n=1,2")
+    assert tell(read_status(job.folder.status_path)).warnings == []

@@ -97,6 +97,8 @@ def _compare_trials(call: Call, given: dict[str, Any], target: str) -> None:
         of = {"job": comparison.job, "attempt": comparison.attempt, "rank": rank, "place": places[row.n]}
         out.object({**of, **row.to_json(), **_ranked(comparison)})
     _show_trials(call, comparison, given["limit"] or _ROWS)
+    if gathering.story.edits:
+        out.note(f"warning: {gathering.story.edits}")
     _write_csv(call, given["csv"], csv_rows(comparison))
     if not given["no_plots"]:
         charts = [metrics_chart(comparison), curves_chart(comparison, read_curves(comparison))]

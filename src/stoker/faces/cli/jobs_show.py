@@ -45,9 +45,16 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     stages = [node.to_json() for node in story.nodes.values()]
     error = end.error if end else None
     args = masked_args(spec.recipe, spec.args)
-    more = {"args": args, "options": spec.options, "folder": spec.folder, "stoker": spec.stoker, "error": error}
+    more: dict[str, Any] = {
+        "args": args,
+        "options": spec.options,
+        "folder": spec.folder,
+        "stoker": spec.stoker,
+        "error": error,
+    }
     told = [_trial_as_json(one) for one in ends]
-    out.object({**facts, **more, "where": "here", "journal": folder.status_path, "stages": stages, "trials": told})
+    more |= {"where": "here", "journal": folder.status_path, "warnings": story.warnings}
+    out.object({**facts, **more, "stages": stages, "trials": told})
     took = f", took {span(facts['elapsed_s'])}" if facts["elapsed_s"] is not None else ""
     why = f" ({facts['why']})" if facts["why"] else ""
     out.line(f"{out.paint(spec.name, 'bold')}: {facts['state']}{why}")
@@ -72,6 +79,8 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     told_of_trials = table(rows, header=("", "trial", *header[1:]), columns=out.columns) if rows else []
     for line in (*told_of_trials, *companies_lines(spec.name, story.nodes.values())):
         out.line(line)
+    for warning in story.warnings:
+        out.note(f"warning: {warning}")
     return 0
 
 

@@ -1,0 +1,85 @@
+"""Which code each trial of a program's sweep ran: the program may be edited while its sweep runs.
+
+The files are read as each trial begins. What a trial imports later is not seen. Journal, `jobs show` and `compare` name
+the trials that ran edited code.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+
+from stoker.model.digests import Digest, digest_value
+from stoker.model.errors import StokerError
+from stoker.model.events import Event, Kinds
+from stoker.worker.trials import Trial
+
+_MOST_NAMED = 10
+
+
+def digest_of_code(files: Mapping[str, str]) -> Digest:
+    """Return the digest of a program's own files, each of which has one."""
+    return digest_value("program-code", dict(files))
+
+
+class RanCode:
+    """The code of one job's trials."""
+
+    def __init__(self, folder: str, ordered: Mapping[str, str], digest_of: Callable[[str], str]) -> None:
+        """`ordered` are the program's files below `folder`, with their digests when the job was ordered."""
+        self._folder = folder
+        self._ordered = ordered
+        self._digest_of = digest_of
+        self._edits: dict[str, Mapping[str, str]] = {}
+        """Of each node, the files that were edited when it began, with their digests."""
+        self._reported: set[str] = set()
+
+    def begin(self, node: str) -> None:
+        """Read the program's files: a node begins."""
+        edits = {}
+        for name, ordered in self._ordered.items():
+            now = ""
+            with suppress(StokerError):
+                now = self._digest_of(os.path.join(self._folder, name))
+            if now != ordered:
+                edits[name] = now
+        self._edits[node] = edits
+
+    def of(self, trial: Trial) -> Digest:
+        """Return the digest of the code that a trial ran."""
+        return digest_of_code({**self._ordered, **self._of(trial)})
+
+    def warning(self, trial: Trial) -> Event | None:
+        """Return a warning for the first trial that ran some edited code; None for all others."""
+        edits, code = self._of(trial), self.of(trial)
+        if not edits or code in self._reported:
+            return None
+        self._reported.add(code)
+        return _warning(f"while this sweep runs: {trial.label} ran the edited code", [trial], [edits])
+
+    def summary(self, trials: Iterable[Trial], total: int) -> Event | None:
+        """Return a warning that names those of the trials that ran edited code; None if there are none."""
+        ran = sorted((trial for trial in trials if self._of(trial)), key=lambda trial: trial.number)
+        if not ran:
+            return None
+        codes = len({self.of(trial) for trial in ran})
+        what = f"edited code, {codes} different texts" if codes > 1 else "edited code"
+        which = f"{len(ran):,} of {total:,} trials ran {what}: {_some([str(trial.number) for trial in ran])}"
+        text = f"while this sweep ran; {which}; the same command again runs all with the current code"
+        return _warning(text, ran, [self._of(trial) for trial in ran])
+
+    def _of(self, trial: Trial) -> Mapping[str, str]:
+        return self._edits.get(trial.nodes.final, {})
+
+
+def _warning(text: str, trials: Sequence[Trial], edits: Sequence[Mapping[str, str]]) -> Event:
+    files = list(dict.fromkeys(name for one in edits for name in one))
+    message = f"{_some(files)} {'was' if len(files) == 1 else 'were'} edited {text}"
+    edited = {str(trial.number): dict(one) for trial, one in zip(trials, edits, strict=True)}
+    return Event(Kinds.WARNING, {"message": message, "edited": edited})
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more
