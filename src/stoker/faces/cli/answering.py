@@ -51,6 +51,8 @@ def _perform(call: Call, words: list[str]) -> int:
         call.out.object({"command": command.words, "help": module.GRAMMAR.help()})
         return 0
     code: int = module.perform(call, module.GRAMMAR.parse(rest))
+    if call.lacks is not None:
+        raise call.lacks
     return code
 
 

@@ -12,6 +12,7 @@ from stoker.model.errors import LocalFile
 
 if TYPE_CHECKING:
     from stoker.faces.cli.parts import Parts
+    from stoker.model.errors import StokerError
     from stoker.worker.job_folder import JobFolder
     from stoker.worker.ordering import Desk
 
@@ -31,6 +32,8 @@ class Call:
         self._build = build
         self._parts: Parts | None = None
         self._opened: list[Closeable] = []
+        self.lacks: StokerError | None = None
+        """Why the answer is incomplete. The command does what it can; then this is reported, with its exit code."""
 
     @property
     def parts(self) -> Parts:

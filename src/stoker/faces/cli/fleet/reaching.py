@@ -38,7 +38,11 @@ def find(call: Call, at: str | None = "") -> Found | None:
 
 
 def reach_if_any(call: Call, at: str | None = "") -> FleetClient | None:
-    """Give a client of a coordinator that answers. One that nobody named for this command need not: a note says so."""
+    """Return a client of a coordinator that answers; None if there is none.
+
+    A coordinator that was not named for this command need not answer: a note says so. If it refuses a token, the
+    command shows what is here and ends with that refusal.
+    """
     found = find(call, at)
     if found is None:
         note_if_gone(call)
@@ -51,7 +55,11 @@ def reach_if_any(call: Call, at: str | None = "") -> FleetClient | None:
     except (NoCoordinator, BadAnswer, NotAllowed) as error:
         if at:
             raise
-        call.out.note(f"note: {error.message}; only what is here is shown")
+        message = f"{error.message}; only what is here is shown"
+        if isinstance(error, NotAllowed) and found.token:
+            call.lacks = NotAllowed(message, hint=error.hint, **error.data)
+        else:
+            call.out.note(f"note: {message}")
         return None
     return client
 

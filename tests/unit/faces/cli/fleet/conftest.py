@@ -48,13 +48,13 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def stoker(home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Stoker:
-    """Run a command; `at` is the coordinator that the environment names."""
+    """Run a command; `at` is the coordinator that the environment names, `token` the operator's token there."""
 
-    def run(*words: object, at: Fleet | str | None = None) -> Ran:
+    def run(*words: object, at: Fleet | str | None = None, token: str = "") -> Ran:
         environment = {"PATH": "/usr/bin:/bin", "STOKER_HOME": str(home)}
         if at is not None:
             url = at if isinstance(at, str) else at.url
-            environment |= {"STOKER_COORDINATOR": url}
+            environment |= {"STOKER_COORDINATOR": url, **({"STOKER_OPERATOR_TOKEN": token} if token else {})}
         settings = Settings(home=str(home), folder=str(tmp_path), environment=environment)
         capfd.readouterr()
         code = run_command_line([str(word) for word in words], build=lambda: Assembly(settings))
