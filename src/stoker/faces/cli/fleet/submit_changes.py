@@ -106,16 +106,22 @@ def _outcome_text(outcome: OrderOutcome) -> str:
         case Outcome.NEW:
             return ": ".join(filter(None, ("new", outcome.forecast)))
         case Outcome.KNOWN:
-            known = f"already in the queue as {outcome.known_as}: {outcome.state}" if outcome.known_as else known
+            known = f"{_other_name(outcome)}: {outcome.state}" if outcome.known_as else known
             return "; ".join(filter(None, (known, _whose(outcome))))
         case Outcome.CHANGED:
             changes = f"changed: {', '.join(outcome.changes) or 'it'} ({outcome.state})"
-            return f"already in the queue as {outcome.known_as}; {changes}" if outcome.known_as else changes
+            return "; ".join(filter(None, (_other_name(outcome), changes)))
         case Outcome.REQUEUED:
             again = f"runs again: {', '.join(outcome.changes) or 'code'} changed"
-            return "; ".join(filter(None, (again, outcome.forecast)))
+            return "; ".join(filter(None, (_other_name(outcome), again, outcome.forecast)))
         case Outcome.KEPT:
-            return "kept: completed, with other code than there is now"
+            kept = "kept: completed, with other code than there is now"
+            return "; ".join(filter(None, (_other_name(outcome), kept)))
+
+
+def _other_name(outcome: OrderOutcome) -> str:
+    """Return under which other name the same job is known, if it is."""
+    return f"already in the queue as {outcome.known_as}" if outcome.known_as else ""
 
 
 def _whose(outcome: OrderOutcome) -> str:

@@ -101,6 +101,11 @@ def test_a_job_that_is_known_by_another_name_says_so() -> None:
     told = Submitted(jobs=(job.model_copy(update={"known_as": "one", "changes": ()}),), counts={})
     (line,) = change_lines([order(1)], told, source="", columns=0)
     assert line.endswith("already in the queue as one: pending")
+    for outcome, text in ((Outcome.REQUEUED, "runs again: "), (Outcome.KEPT, "kept: completed")):
+        (job,) = answer(outcome).jobs
+        told = Submitted(jobs=(job.model_copy(update={"known_as": "one"}),), counts={})
+        (line,) = change_lines([order(1)], told, source="", columns=0)
+        assert f"already in the queue as one; {text}" in line
 
 
 def test_of_very_many_jobs_the_first_are_listed_and_the_rest_counted() -> None:
