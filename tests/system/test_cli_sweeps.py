@@ -264,7 +264,10 @@ def test_a_program_that_nothing_keeps_within_bounds_is_warned_of_even_if_quiet(s
 def test_a_trial_is_got_shown_and_explained_by_its_number_or_its_label(shell: Shell) -> None:
     (shell.folder / "bad").write_text("3\n")
     shell.stoker("run", "n=1,2,3", "seed=7", *PROGRAM)
-    assert shell.stoker("get", "last", "all").code == 0
+    got = shell.stoker("get", "last", "all")
+    assert got.code == 1
+    assert "1 of 3 trials of work has no result and was not copied: work/3 (n=3) is failed" in got.err
+    assert "hint: stoker logs work/3" in got.err
     assert (shell.folder / "all/n=2/made").read_text() == "made 2\n"
     assert not (shell.folder / "all/n=3").exists()
     assert shell.stoker("get", "last/2", "one").code == 0
@@ -365,6 +368,9 @@ def test_a_result_is_known_by_the_code_that_made_it_though_it_was_edited_meanwhi
     (shell.folder / "d.txt").write_text("data")
     words = (*inputs, f"python={sys.executable}", "--", "python", "tr.py", "{x}")
     assert shell.stoker("run", "x=1,2,3", *words).code == 0
+    warning = "warning: tr.py was edited while this sweep ran; 2 of 3 trials ran edited code: 2, 3;"
+    assert warning in shell.stoker("jobs", "show", "last").err
+    assert warning in shell.stoker("compare", "last", "--no-plots").err
     made = {n: (shell.folder / "stoker-out" / "tr" / f"x={n}" / "made").read_text() for n in "123"}
     assert made == {"1": "ORIGINAL", "2": "EDITED", "3": "EDITED"}
     # Put back, without the edit: the first is the only one that this code made.

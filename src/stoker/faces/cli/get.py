@@ -11,6 +11,7 @@ from stoker.faces.cli.fleet.reaching import AT
 from stoker.faces.cli.grammar import Grammar, Option, Positional
 from stoker.faces.cli.job_facts import job_story, split_target
 from stoker.faces.cli.kept import Kept, job_or_kept
+from stoker.faces.cli.left_out import tell_left, trials_left
 from stoker.model.errors import NotFound, Refused, Usage
 from stoker.model.units import format_size
 from stoker.store.results import Part, lay_out
@@ -21,7 +22,8 @@ GRAMMAR = Grammar(
     "get",
     about=(
         "Copy a job's results, or what was put into the store, into a folder, as plain files that are yours: changing "
-        "them changes nothing else. Or pack them into one archive that is the same bytes wherever it is made."
+        "them changes nothing else. Or pack them into one archive that is the same bytes wherever it is made. Of a "
+        "sweep, trials without a result are listed, the others are copied, and the command ends with 1."
     ),
     positionals=(
         Positional(
@@ -75,9 +77,13 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     else:
         title, wanted = found.name, [_part_of_kept(call, found, given, trial)]
     if given["bundle"] is not None:
-        return _write_bundle(call, title, wanted, given)
-    target = os.path.join(parts.settings.folder, given["dir"] or "/".join(filter(None, (title, trial))))
-    return _lay_out(call, title, wanted, target, is_forced=given["force"])
+        _write_bundle(call, title, wanted, given)
+    else:
+        target = os.path.join(parts.settings.folder, given["dir"] or "/".join(filter(None, (title, trial))))
+        _lay_out(call, title, wanted, target, is_forced=given["force"])
+    if isinstance(found, JobFolder) and not given["stage"] and not trial:
+        tell_left(call, title, *trials_left(found))
+    return 0
 
 
 def _part_of_kept(call: Call, kept: Kept, given: dict[str, Any], trial: str) -> Part:
@@ -88,7 +94,7 @@ def _part_of_kept(call: Call, kept: Kept, given: dict[str, Any], trial: str) -> 
     return part_of_record(call.parts.store, record.key, name=kept.name, again="put it again")
 
 
-def _lay_out(call: Call, name: str, wanted: list[Part], target: str, *, is_forced: bool) -> int:
+def _lay_out(call: Call, name: str, wanted: list[Part], target: str, *, is_forced: bool) -> None:
     out = call.out
     if os.path.lexists(target) and not os.path.isdir(target):
         raise Refused(
@@ -109,10 +115,9 @@ def _lay_out(call: Call, name: str, wanted: list[Part], target: str, *, is_force
     out.line(f"{len(laid_out.files)} file{'' if len(laid_out.files) == 1 else 's'} in {laid_out.folder}")
     for kept in laid_out.kept_edits:
         out.note(f"note: you had edited it, so it was kept: {kept}")
-    return 0
 
 
-def _write_bundle(call: Call, name: str, wanted: list[Part], given: dict[str, Any]) -> int:
+def _write_bundle(call: Call, name: str, wanted: list[Part], given: dict[str, Any]) -> None:
     """Pack what is wanted into one file."""
     from stoker.faces.cli.under_way import under_way
     from stoker.store.bundle.writing import write_bundle
@@ -138,7 +143,6 @@ def _write_bundle(call: Call, name: str, wanted: list[Part], given: dict[str, An
     sizes = f"{format_size(bundle.archive_bytes)} for {format_size(bundle.size_bytes)}"
     call.out.line(f"{path}: {sizes}, tree {bundle.tree_digest[:12]}")
     call.out.line(f"sha256 {bundle.archive_sha256}")
-    return 0
 
 
 def _write_metrics(call: Call, folder: JobFolder, trial: str, path: str) -> int:

@@ -10,6 +10,8 @@ from stoker.model.errors import NotFound, Refused
 from stoker.plan.metrics.export import Series, export_csv, export_parquet
 from stoker.worker.gathering import Gathered
 
+_MOST_NAMED = 5
+
 
 def write_metrics(call: Call, name: str, gathered: Sequence[Gathered], path: str) -> int:
     """Write what trials of a job measured to `path`: FILE.csv, or a folder that is empty."""
@@ -24,6 +26,10 @@ def write_metrics(call: Call, name: str, gathered: Sequence[Gathered], path: str
     written = export_csv(series, path) if path.endswith(".csv") else export_parquet(series, path)
     call.out.object({"files": list(written.files), "rows": written.rows, "lost": written.lost})
     call.out.line(f"{written.rows:,} values in {path}")
+    lacking = [f"{name}/{one.end.trial.number} ({one.end.state})" for one in gathered if not one.curve_files]
+    if lacking:
+        more = f" and {len(lacking) - _MOST_NAMED:,} more" if len(lacking) > _MOST_NAMED else ""
+        call.out.note(f"note: nothing was measured of {', '.join(lacking[:_MOST_NAMED])}{more}")
     if written.lost:
         call.out.note(f"note: {written.lost:,} values were dropped when they were measured")
     return 0

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.fleet.naming import FleetJob
+from stoker.model.digests import Digest
 from stoker.model.errors import NotFound
 from stoker.model.frozen import changed
+from stoker.model.lifecycle import JobState
+from stoker.plan.sweep_plan import TrialNodes
 from stoker.worker.gathering import Gathered, Gathering
+from stoker.worker.settings import own_values
 from stoker.worker.shipping.mirrored import Mirrored
+from stoker.worker.trials import Trial, TrialEnd
 
 if TYPE_CHECKING:
     from stoker.wire.views import JobView
@@ -32,25 +39,59 @@ def gathering_of(call: Call, job: FleetJob, point: JobView | None = None) -> Gat
 
 
 def gathered_points(call: Call, job: FleetJob) -> tuple[Gathering, list[Gathered]]:
-    """Fetch what is known of every point of a sweep that has run; the first of them speaks for all."""
-    points = [point for point in job.points() if point.attempt]
-    if not points:
-        raise NotFound(f"no point of {job.ref} has run yet", hint=f"stoker explain {job.ref}")
+    """Return what is known of every point of a sweep: of one that has not run, its state.
+
+    The first one that has run speaks for all; `NotFound` if none has.
+    """
+    points = job.points()
     if len(points) > _MANY_POINTS:
         call.out.note(f"fetching what {len(points):,} points measured, with their curves…")
-    first = gathering_of(call, job, points[0])
-    found = [_as_point(one, points[0]) for one in first.trials()]
-    for point in points[1:]:
-        found += [_as_point(one, point) for one in gathering_of(call, job, point).trials()]
-    return first, found
+    speaker: Gathering | None = None
+    found: dict[str, list[Gathered]] = {}
+    for point in points:
+        if not point.attempt:
+            continue
+        with suppress(NotFound):
+            gathering = gathering_of(call, job, point)
+            speaker = speaker or gathering
+            found[point.id] = [_as_point(one, point) for one in gathering.trials()]
+    if speaker is None:
+        raise NotFound(f"no point of {job.ref} has run yet", hint=f"stoker explain {job.ref}")
+    swept = dict.fromkeys(name for trials in found.values() for one in trials for name in one.end.trial.point)
+    return speaker, [
+        one for point in points for one in found.get(point.id) or [_without_attempt(job, point, list(swept))]
+    ]
+
+
+def _without_attempt(job: FleetJob, point: JobView, swept: Sequence[str]) -> Gathered:
+    """Return a point of which nothing is known but what was submitted and its state."""
+    args = job.client.job(point.id).args
+    bare = Trial(
+        number=_number(point),
+        label=point.label,
+        point={},
+        args=args,
+        job_id=Digest(point.id),
+        nodes=TrialNodes(final="", keep=(), nodes=()),
+    )
+    own = own_values(point.recipe, bare)
+    trial = changed(bare, point={name: own.get(name) for name in swept})
+    return Gathered(end=TrialEnd(trial=trial, state=point.state, message=point.why), curve_files=())
+
+
+def _number(point: JobView) -> int:
+    return int(point.name.rpartition("/")[2])
 
 
 def _as_point(one: Gathered, point: JobView) -> Gathered:
-    """Call a job's only trial what the sweep calls it."""
-    number = int(point.name.rpartition("/")[2])
+    """Return a job's only trial under the sweep's number and label, in the state that the coordinator has for it."""
+    number = _number(point)
     trial = one.end.trial
     # Each machine has places of its own for data. What all points have in common does not tell them apart.
     own = {name: trial.point[name] for name in trial.measured_on if name in trial.point}
     measured_on = {name: trial.measured_on[name] if value is None else value for name, value in own.items()}
     trial = changed(trial, number=number, label=point.label, measured_on=measured_on)
-    return changed(one, end=changed(one.end, trial=trial))
+    is_failed = point.state in (JobState.FAILED, JobState.CANCELLED)
+    message = one.end.message or (point.why if is_failed else "")
+    # An attempt may have ended though its job waits for the next one, and what a lost worker wrote says that it runs.
+    return changed(one, end=changed(one.end, trial=trial, state=point.state, message=message))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.fleet.naming import FleetJob
+from stoker.faces.cli.left_out import Left, tell_left
 from stoker.faces.cli.under_way import under_way
 from stoker.host.durable import move_into
 from stoker.model.errors import NotFound, Refused, Usage
@@ -22,16 +23,23 @@ if TYPE_CHECKING:
 
 
 def get_fleet_job(call: Call, job: FleetJob, given: dict[str, Any]) -> int:
-    """Bring the result of a job, or those of all completed points of a sweep, each into a folder of its own."""
+    """Copy the result of a job, or those of all completed points of a sweep, each into a folder of its own.
+
+    Points without a result are listed, and the command ends with 1.
+    """
     if given["stage"]:
         hint = f"stoker get {job.ref} brings its result; stages' own results stay on the machine that made them"
         raise Usage(f"{job.ref} is a job of the fleet: only its result lies with the coordinator", hint=hint)
     if given["metrics"] is not None:
         return _get_metrics(call, job, given["metrics"])
-    points = [point for point in job.points() if not job.is_sweep or point.state == JobState.COMPLETED]
+    everyone = job.points()
+    points = [point for point in everyone if not job.is_sweep or point.state == JobState.COMPLETED]
     if not points:
         raise Refused(f"no point of {job.ref} has completed", hint=f"stoker jobs show {job.ref}")
     if given["bundle"] is not None:
+        if len(everyone) > 1:
+            hint = f"one archive for each: stoker get {points[0].name} --bundle FILE"
+            raise Usage(f"{job.ref} is a sweep of {len(everyone)} points", hint=hint)
         return _get_archive(call, job, points, given)
     folder = os.path.join(call.parts.settings.folder, given["dir"] or folder_name(job.ref).replace("/", os.sep))
     is_any_empty = False
@@ -41,6 +49,9 @@ def get_fleet_job(call: Call, job: FleetJob, given: dict[str, Any]) -> int:
         is_any_empty |= not _get(call, job, point, target, is_forced=given["force"])
     if is_any_empty:
         call.out.note("note: what a program writes into $STOKER_OUT comes back, and what `outputs` names")
+    copied = {point.id for point in points}
+    left = [Left(name=one.name, label=one.label, state=one.state) for one in everyone if one.id not in copied]
+    tell_left(call, job.ref, left, len(everyone))
     return 0
 
 
@@ -68,6 +79,7 @@ def _get(call: Call, job: FleetJob, point: JobView, target: str, *, is_forced: b
         {
             "name": point.name,
             "job": point.id,
+            "state": point.state,
             "tree": wanted.tree,
             "folder": laid_out.folder,
             "files": list(laid_out.files),
@@ -89,8 +101,6 @@ def _get_archive(call: Call, job: FleetJob, points: list[JobView], given: dict[s
     path = os.path.join(call.parts.settings.folder, given["bundle"])
     if given["dir"]:
         raise Usage("a folder or an archive, not both", hint=f"stoker get {job.ref} --bundle {given['bundle']}")
-    if len(points) > 1:
-        raise Usage(f"{job.ref} has {len(points)} results", hint=f"stoker get {points[0].name} --bundle FILE")
     if os.path.lexists(path) and not given["force"]:
         raise Refused(f"{path} is there already", hint="choose another name, or say --force")
     wanted = _wanted(job, points[0])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 
+from stoker.faces.cli.fleet import getting
+from stoker.store.results import LaidOut
 from stoker.wire.leasing import CancelConfirmed, Fail, Release
 from tests.servers.coordinator import Fleet
 from tests.servers.hand import Hand, said
@@ -57,6 +60,25 @@ def test_a_coordinator_that_does_not_answer_hides_nothing_of_this_machine(stoker
     named = stoker("jobs", "--at", away)
     assert named.code == 34
     assert away in named.err
+
+
+@pytest.mark.parametrize("words", ["jobs", "jobs --all", "status", "machines"])
+def test_a_token_that_is_refused_hides_nothing_of_this_machine_and_is_reported(
+    words: str, fleet: Fleet, stoker: Stoker
+):
+    here = stoker(*words.split())
+    done = stoker(*words.split(), at=fleet, token="wrong")
+    assert (done.code, done.out.splitlines()[0]) == (33, here.out.splitlines()[0])
+    assert "stoker: that is no token of this coordinator; only what is here is shown" in done.err
+    assert stoker(*words.split(), "--json", at=fleet, token="wrong").objects()[-1]["error"] == "not_allowed"
+    assert stoker(*words.split(), "--at", fleet.url, at=fleet, token="wrong").code == 33
+
+
+def test_a_machine_of_the_fleet_is_not_called_unknown_where_the_token_is_refused(fleet: Fleet, stoker: Stoker):
+    Hand(fleet.client())
+    assert stoker("machines", "show", "desk", at=fleet).code == 0
+    done = stoker("machines", "show", "desk", at=fleet, token="wrong")
+    assert (done.code, "that is no token of this coordinator" in done.err) == (33, True)
 
 
 def test_no_command_speaks_to_a_tcp_port_of_this_machine(stoker: Stoker):
@@ -128,6 +150,55 @@ def test_of_a_large_sweep_the_first_points_are_listed_and_the_rest_counted(fleet
         assert len(lines) == 21
         assert lines[-1] == "… and 10 more"
     assert len(stoker("cancel", "sweep", "--json", at=fleet).objects()) == 30
+
+
+def test_points_that_have_not_run_are_compared_by_their_state(fleet: Fleet, stoker: Stoker, submit):
+    submit("zap/1", "zap/2", "zap/3")
+    none = stoker("compare", "zap", "--no-plots", at=fleet)
+    assert (none.code, "no point of zap has run yet" in none.err) == (1, True)
+    hand = Hand(fleet.client())
+    first, second = hand.start(), hand.start()
+    hand.put_story(first)
+    hand.finish(first)
+    # Of the second nothing has arrived, and the third waits.
+    assert second.label == "lr=2"
+    done = stoker("compare", "zap", "--no-plots", at=fleet)
+    assert done.out.splitlines()[0] == "zap: 3 trials (1 completed, 1 running, 1 pending)"
+    rows = stoker("compare", "zap", "--no-plots", "--json", at=fleet).objects()
+    assert [(row["label"], row["state"]) for row in rows] == [
+        ("lr=1", "completed"),
+        ("lr=2", "running"),
+        ("lr=3", "pending"),
+    ]
+
+
+def test_points_without_a_result_are_listed_when_those_that_have_one_are_fetched(
+    fleet: Fleet, stoker: Stoker, submit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    # What the hand finished has no archive that could be laid out.
+    monkeypatch.setattr(
+        getting, "fetch_result", lambda *_args, **_more: LaidOut(folder="x", files=("a",), kept_edits=())
+    )
+    submit("zap/1", "zap/2", "zap/3")
+    hand = Hand(fleet.client())
+    first, second = hand.start(), hand.start()
+    hand.finish(first)
+    hand.client.fail(second.job, Fail(**said(second), cause="user", message="no"))
+    done = stoker("get", "zap", tmp_path / "got", at=fleet)
+    assert (done.code, done.out) == (1, "zap/1: 1 file in x\n")
+    assert "2 of 3 trials of zap have no result and were not copied: zap/2 (lr=2) is failed, zap/3" in done.err
+    assert "hint: stoker logs zap/2; stoker jobs wait zap, then `stoker get` again with --force" in done.err
+    told = stoker("get", "zap", tmp_path / "again", "--json", at=fleet).objects()
+    assert [one.get("state") for one in told] == ["completed", "failed", "pending", None]
+    assert told[-1]["error"] == "not_found"
+    archive = stoker("get", "zap", "--bundle", tmp_path / "one.tar.zst", at=fleet)
+    assert (archive.code, "zap is a sweep of 3 points" in archive.err) == (2, True)
+    third = hand.start()
+    hand.finish(third)
+    hand.client.requeue(second.job)
+    hand.finish(hand.start())
+    whole = stoker("get", "zap", tmp_path / "whole", at=fleet)
+    assert (whole.code, whole.err) == (0, "")
 
 
 @pytest.mark.slow

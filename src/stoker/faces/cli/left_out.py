@@ -1,0 +1,59 @@
+"""Trials of a sweep that have no result: `stoker get` copies the others, lists these, and ends with 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stoker.faces.cli.call import Call
+from stoker.faces.cli.job_facts import job_story, trial_ends
+from stoker.model.errors import NotFound
+from stoker.model.frozen import frozen
+from stoker.model.lifecycle import JobState
+from stoker.worker.job_folder import JobFolder
+from stoker.worker.reordering import trials_of_job
+from stoker.worker.trials import is_sweep
+
+_MOST_NAMED = 5
+_WAITING = frozenset(str(state) for state in JobState if not state.is_terminal)
+
+
+@frozen
+class Left:
+    """A trial of a sweep that has no result."""
+
+    name: str
+    """`resnet/3`."""
+    label: str
+    state: str
+
+
+def tell_left(call: Call, sweep: str, left: Sequence[Left], total: int) -> None:
+    """Report trials that were not copied, if there are any; the command then ends with 1."""
+    if not left:
+        return
+    for one in left:
+        call.out.object({"name": one.name, "label": one.label, "state": one.state, "folder": None, "files": []})
+    named = ", ".join(f"{one.name} ({one.label}) is {one.state}" for one in left[:_MOST_NAMED])
+    more = f" and {len(left) - _MOST_NAMED:,} more" if len(left) > _MOST_NAMED else ""
+    ended = next((one.name for one in left if one.state not in _WAITING), "")
+    hints = [f"stoker logs {ended}"] if ended else []
+    if any(one.state in _WAITING for one in left):
+        hints.append(f"stoker jobs wait {sweep}, then `stoker get` again with --force")
+    lack = "has no result and was" if len(left) == 1 else "have no result and were"
+    call.lacks = NotFound(
+        f"{len(left):,} of {total:,} trials of {sweep} {lack} not copied: {named}{more}",
+        hint="; ".join(hints),
+    )
+
+
+def trials_left(folder: JobFolder) -> tuple[list[Left], int]:
+    """Return the trials of a job that have no result, and how many trials it has; none if it is no sweep."""
+    trials = trials_of_job(folder)
+    if not is_sweep(trials):
+        return [], 0
+    name, is_running = folder.spec().name, folder.state()[0] is JobState.RUNNING
+    ends = trial_ends(trials, job_story(folder), is_running=is_running)
+    left = [
+        Left(name=f"{name}/{one.trial.number}", label=one.trial.label, state=one.state) for one in ends if not one.keys
+    ]
+    return left, len(ends)
