@@ -77,7 +77,10 @@ EVENTS = {
     ),
     Kinds.CACHE_CORRUPT: ("what was kept is damaged; it was set aside and is made again", "node, key, damage"),
     Kinds.CACHE_DIFFERS: ("a stage gave another result than before", "node, key, before, ours, kept, expected"),
-    Kinds.WARNING: ("something worth knowing", "message"),
+    Kinds.WARNING: (
+        "something worth knowing",
+        "message; `edited` if a program was edited while its sweep ran: trial → file → digest",
+    ),
     Kinds.DOWNLOAD_START: ("bytes of a file begin to come", "phase, file, url, resume, start, total, sha256"),
     Kinds.DOWNLOAD_PROGRESS: (
         "how far a file is, at most four times a second",

@@ -14,6 +14,7 @@ from stoker.model.errors import Cancelled, StageFailed, StokerError, SweepGivenU
 from stoker.model.events import Event, Kinds
 from stoker.model.frozen import changed
 from stoker.model.lifecycle import JobState
+from stoker.plan.preview import preview
 from stoker.plan.run_options import RunOptions
 from stoker.plan.status import read_status
 from stoker.worker.execution import JobResult
@@ -349,3 +350,16 @@ def test_a_sweep_whose_program_is_edited_meanwhile_names_the_trials_that_ran_the
 def test_a_sweep_whose_program_stays_as_it_is_warns_of_nothing(sweeps: Sweeps) -> None:
     job = sweeps.run_line("n=1,2")
     assert tell(read_status(job.folder.status_path)).warnings == []
+
+
+def test_the_cost_of_a_trial_is_estimated_by_its_values_and_not_by_its_place(sweeps: Sweeps) -> None:
+    lab = sweeps.office.lab
+    took = {end.trial.label: end.seconds for end in sweeps.run_line("n=1,2").trials}
+    order = sweeps.order("n=2,1,3")
+    seen = {
+        one.node: one.estimate_s for one in preview(order.plan, cache=lab.cache, history=lab.engine.history).forecasts
+    }
+    estimates = {trial.label: seen[trial.nodes.final] for trial in order.trials}
+    assert estimates["n=1"] == pytest.approx(took["n=1"], abs=1e-5)
+    assert estimates["n=2"] == pytest.approx(took["n=2"], abs=1e-5)
+    assert estimates["n=3"] == pytest.approx((took["n=1"] + took["n=2"]) / 2, abs=1e-5)
