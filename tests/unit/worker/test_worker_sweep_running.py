@@ -354,7 +354,7 @@ def test_a_sweep_whose_program_stays_as_it_is_warns_of_nothing(sweeps: Sweeps) -
 
 def test_the_cost_of_a_trial_is_estimated_by_its_values_and_not_by_its_place(sweeps: Sweeps) -> None:
     lab = sweeps.office.lab
-    took = {end.trial.label: end.seconds for end in sweeps.run_line("n=1,2").trials}
+    took = {end.trial.label: end.seconds or 0.0 for end in sweeps.run_line("n=1,2").trials}
     order = sweeps.order("n=2,1,3")
     seen = {
         one.node: one.estimate_s for one in preview(order.plan, cache=lab.cache, history=lab.engine.history).forecasts
