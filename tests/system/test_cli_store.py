@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from pathlib import Path
@@ -54,8 +55,8 @@ def test_verify_finds_a_damaged_record(used: Shell) -> None:
 
 def test_a_prune_shows_first_acts_when_told_and_what_it_took_is_made_again_when_needed(used: Shell) -> None:
     shown = used.stoker("store", "prune", "--max-size", "100")
-    assert "1 result to go" in shown.out or "2 results to go" in shown.out
-    assert "nothing was removed; --yes does it" in shown.out
+    assert re.search(r"^to remove: [12] results?; frees 9\.8 KiB, keeps \d+ B$", shown.out, re.MULTILINE)
+    assert "nothing was removed: add --yes to remove it" in shown.out
     assert list(used.home.glob("store/blobs/*/*"))
     let_it_age(used)
     done = used.stoker("store", "prune", "--max-size", "0", "--yes")
@@ -75,10 +76,19 @@ def test_what_is_pinned_stays(used: Shell) -> None:
     assert "pinned text: 2 results" in used.stoker("store", "pin", "last").out
     assert used.stoker("store", "pins").out.splitlines()[1].split() == ["text", "2"]
     kept = used.stoker("store", "prune", "--max-size", "0", "--yes")
-    assert "kept although it is its turn: 2, pinned as text" in kept.out
+    assert kept.out.splitlines() == [
+        "no results to remove; 9.8 KiB kept",
+        "not removed: 2 results, pinned as text",
+        "still 9.8 KiB above --max-size: what is left can't be removed, for the reasons above",
+        "freed 0 B",
+    ]
     assert list(used.home.glob("store/blobs/*/*"))
     assert used.stoker("store", "pin", "text", "--remove").code == 0
-    assert "2 results to go" in used.stoker("store", "prune", "--max-size", "0").out
+    assert "to remove: 2 results; frees 9.8 KiB, keeps 0 B" in used.stoker("store", "prune", "--max-size", "0").out
+    assert (
+        used.stoker("store", "prune").out
+        == "no results to remove; 9.8 KiB kept; limits are --max-size and --older-than\n"
+    )
 
 
 def test_a_prune_removes_what_a_killed_process_left_and_nothing_of_a_living_one(shell: Shell) -> None:

@@ -61,7 +61,7 @@ def test_every_place_is_listed_and_nothing_is_removed_unless_told(used: Shell) -
     assert total["removable_bytes"] == sum(place["removable_bytes"] for place in places)
     assert (total["done"], total["freed_bytes"]) == (False, 0)
     shown = used.stoker("clean-cache").out
-    assert "nothing was removed; --yes does it" in shown
+    assert "nothing was removed: add --yes to remove it" in shown
     assert all(name in shown for name in by_name)
     assert everything(used) == before
 
@@ -109,7 +109,7 @@ def test_at_a_terminal_it_asks_and_only_y_or_yes_accepts(
 def test_a_dry_run_asks_nothing_and_removes_nothing(left: Shell, words: tuple[str, ...]) -> None:
     seen = answering(left, *words, answer="y")
     assert "Remove " not in seen
-    assert "nothing was removed; --yes does it" in seen
+    assert "nothing was removed: add --yes to remove it" in seen
     assert left.staged()
 
 

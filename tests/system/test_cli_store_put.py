@@ -296,18 +296,18 @@ def test_a_file_in_the_way_of_what_is_given_back_is_not_touched(shell: Shell, da
 def test_a_prune_keeps_what_has_a_name_and_takes_what_has_none(shell: Shell, data: Path) -> None:
     (put,) = shell.stoker("store", "put", "data", "--json").objects()
     kept = shell.stoker("store", "prune", "--max-size", "0", "--yes")
-    assert "kept although it is its turn: 1, put as data" in kept.out
+    assert "not removed: 1 result, put as data" in kept.out
     assert shell.stoker("get", "data", "out").code == 0
     gone = shell.stoker("store", "refs", "data", "--remove")
     assert "took the name data away" in gone.out
     spared = shell.stoker("store", "prune").out
-    assert "no result has to go" in spared
-    assert "kept although it is its turn: 1, put without a name, for less than an hour" in spared
+    assert "no results to remove" in spared
+    assert "not removed: 1 result, put without a name, for less than an hour" in spared
     record = next((shell.home / "store" / "records").glob(f"*/{put['key']}"))
     os.utime(record, (time.time() - 7200, time.time() - 7200))
     shown = shell.stoker("store", "prune").out
     assert "no name stands for it any more" in shown
-    assert "nothing was removed; --yes does it" in shown
+    assert "nothing was removed: add --yes to remove it" in shown
     wait_until(lambda: all(time.time() - path.stat().st_ctime > 1.2 for path in shell.home.glob("store/blobs/*/*")))
     assert "freed 19.5 KiB" in shell.stoker("store", "prune", "--yes").out
     assert "(no name)" not in shell.stoker("store").out

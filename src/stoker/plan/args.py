@@ -229,23 +229,26 @@ class ArgsSchema:
         """Give every input path among the values."""
         return [path for name, spec in self.specs.items() for path in spec.type.paths(values[name])]
 
-    def still_reads(
+    def changed_reads(
         self,
         values: Mapping[str, Any],
         identity: Mapping[str, Any],
         digest_of: Callable[[str], str],
         *,
         first: bool = False,
-    ) -> bool:
-        """Say whether the files among the values still hold what an identity says: those that are read all along.
+    ) -> list[str]:
+        """Return the input paths among the values that no longer hold what an identity says: those read all along.
 
         With `first`, those that are read first, which matter when the work begins and not any more when it ends.
         """
-        return all(
-            spec.type.identity(values[name], digest_of) == identity[name]
-            for name, spec in self.specs.items()
-            if not spec.is_runtime and spec.is_read_first is first and spec.type.paths(values[name])
-        )
+        changed_paths: list[str] = []
+        for name, spec in self.specs.items():
+            if spec.is_runtime or spec.is_read_first is not first or not spec.type.paths(values[name]):
+                continue
+            now = spec.type.identity(values[name], digest_of)
+            if now != identity[name]:
+                changed_paths += _paths_that_differ(spec.type.identity(values[name], _Path), identity[name], now)
+        return changed_paths
 
     def with_paths(self, given: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
         """Give values whose input paths are changed. What is missing or does not fit stays so, for `check` to tell."""
@@ -384,6 +387,25 @@ def _checked(spec: ArgSpec, value: Any, where: str) -> tuple[Any, list[Fault]]:
         return spec.check(value), []
     except ValueError as error:
         return None, [Fault(where, str(error))]
+
+
+class _Path(str):
+    """An input path that stands where an identity has the digest of its content."""
+
+    __slots__ = ()
+
+
+def _paths_that_differ(shape: Any, before: Any, now: Any) -> Iterator[str]:
+    """Yield each `_Path` of an identity's shape for which two such identities have different digests."""
+    if isinstance(shape, _Path):
+        if before != now:
+            yield str(shape)
+    elif isinstance(shape, Mapping):
+        for key, inner in shape.items():
+            yield from _paths_that_differ(inner, before[key], now[key])
+    elif isinstance(shape, list | tuple):
+        for inners in zip(shape, before, now, strict=True):
+            yield from _paths_that_differ(*inners)
 
 
 def _is_list(of: ArgType) -> bool:

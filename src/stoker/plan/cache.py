@@ -138,15 +138,14 @@ class Cache:
             partition=partition,
         )
 
-    def still_reads(self, node: Node, action: Action) -> bool:
-        """Say whether files that a node was given, and what its fingerprint is of, are still what its action says."""
-        return _has_fingerprint(node.stage, action) and node.stage.args.still_reads(
-            node.args, action.args, self.digest_of
-        )
+    def changed_reads(self, node: Node, action: Action) -> list[str]:
+        """Return the input paths of a node, and its fingerprint, that are no longer what its action says."""
+        changed = node.stage.args.changed_reads(node.args, action.args, self.digest_of)
+        return changed if _has_fingerprint(node.stage, action) else [*changed, "what fingerprint= returns"]
 
     def still_begins_with(self, node: Node, action: Action) -> bool:
         """Say whether what a node reads first, as a program does its code, is still what its action says."""
-        return node.stage.args.still_reads(node.args, action.args, self.digest_of, first=True)
+        return not node.stage.args.changed_reads(node.args, action.args, self.digest_of, first=True)
 
     def digest_of(self, path: str) -> str:
         """Digest a file or folder of the user's. `NoPermission` for one that this job may not have read."""

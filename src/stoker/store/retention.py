@@ -106,7 +106,7 @@ def decide_prune(
         blobs = tuple(blob for blob in dict.fromkeys(candidate.blobs) if not named_by[blob[0]])
         freed = candidate.inline_bytes + sum(size_bytes for _, size_bytes in blobs)
         total -= freed
-        why = f"unused for {idle_s / 86400:.1f} days" if too_old else "least recently used, over the limit"
+        why = f"unused for {idle_s / 86400:.1f} days" if too_old else "over the size limit, least recently used"
         removals.append(
             Removal(
                 key=candidate.key,

@@ -20,7 +20,7 @@ from stoker.config.schema import Schema
 from stoker.config.sweep import paths_of
 from stoker.model.errors import ArgsFaults, ConfigFaults, Faults, ProgramFaults
 from stoker.model.faults import Fault, Lack
-from stoker.worker.program_order import ProgramWords, flat, split
+from stoker.worker.program_order import ProgramWords, flat, only_params, split
 
 _REPLACING = frozenset({Kind.CHANGE, Kind.FORCE})
 _ARGUMENT = re.compile(r"argument (\d+)\b")
@@ -69,7 +69,7 @@ def given_twice(overrides: Sequence[Override]) -> Iterator[str]:
 
 
 def swept_lists(overrides: Sequence[Override], schema: Schema) -> Iterator[str]:
-    """Say of each key that takes a list, and was given items without brackets, that this is a sweep over them."""
+    """Return a note for each key that takes a list and was given items without brackets: that makes a sweep."""
     for one in overrides:
         leaf = schema.leaves.get(one.path)
         if leaf is None or not leaf.is_list or not isinstance(one.value, Axis):
@@ -78,7 +78,7 @@ def swept_lists(overrides: Sequence[Override], schema: Schema) -> Iterator[str]:
         if isinstance(choices, Listed) and all(isinstance(choice.value, str | int | float) for choice in choices):
             meant = shlex.quote(f"{one.text[: one.column - 1]}[{one.text[one.column - 1 :]}]")
             both = "both" if choices.count == 2 else f"all {choices.count}"
-            yield f"{one.text} is a sweep of {choices.count}; {meant} is one list, with {both} of them"
+            yield f"{one.text} is a sweep of {choices.count} trials, one value each; for one run with {both}: {meant}"
 
 
 class TrialFaults:
@@ -141,12 +141,13 @@ def _wrong_words(
         return []
     if composed is not None:
         _, params = split(composed.values, schema.leaves)
+        swept = only_params(paths_of(composed.sweep), schema.leaves) if composed.sweep else []
         # Beside a word that could not be read, what it would have set is not missing as well.
         torn = _keys_of(words) if len(overrides) < len(words) else ()
-        return program.faults([*flat(params), *(paths_of(composed.sweep) if composed.sweep else ()), *torn])
+        return program.faults([*flat(params), *swept, *torn], schema.leaves)
     if files:
         return []
-    return program.faults([*_keys_of(words), *(one.path for one in overrides)])
+    return program.faults([*_keys_of(words), *(one.path for one in overrides)], schema.leaves)
 
 
 def _keys_of(words: Iterable[str]) -> set[str]:

@@ -43,7 +43,7 @@ from stoker.worker.grounds import settled
 from stoker.worker.job_folder import JobSpec
 from stoker.worker.own_folders import apart
 from stoker.worker.program_files import ProgramFiles
-from stoker.worker.program_order import FOUND, RECIPE, ProgramWords, flat, split
+from stoker.worker.program_order import FOUND, RECIPE, ProgramWords, flat, only_params, split
 from stoker.worker.trials import TRIALS, Trial, varied_by, write_trials
 
 
@@ -223,8 +223,8 @@ class Desk:
         notes = list(draft.notes)
         if program is not None:
             _, params = split(composed.values, list(draft.schema.leaves))
-            given = [*flat(params), *(paths_of(composed.sweep) if composed.sweep else ())]
-            notes += program.remarks(given, draft.schema.leaves)
+            swept = only_params(paths_of(composed.sweep), draft.schema.leaves) if composed.sweep else []
+            notes += program.remarks([*flat(params), *swept], draft.schema.leaves)
         if distinct.merged_count:
             notes.append(_merged_note(distinct.merged_count, distinct.merged[0].label))
         return Batch(
@@ -309,7 +309,7 @@ class Desk:
         if draft.program is not None:
             settings, params = split(values, draft.schema.leaves)
             # In a sweep of several parts one may set what another does not.
-            unfilled = draft.program.faults(flat(params))
+            unfilled = draft.program.faults(flat(params), draft.schema.leaves)
             if unfilled:
                 raise ProgramFaults(str(unfilled[0]), faults=tuple(unfilled))
             texts = {**draft.texts, **{path: choice.text for path, choice in point.choices if not choice.refers}}

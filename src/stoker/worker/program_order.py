@@ -7,7 +7,7 @@ would be typed.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from typing import Any
 
 from stoker.config.values import fill_text
@@ -46,12 +46,17 @@ class ProgramWords:
     at_once: int = 1
     """How many of it share the machine's cores, if nothing says how many one takes."""
 
-    def faults(self, paths: Iterable[str]) -> list[Fault]:
-        """Find places that nothing fills, and parameters that can't be; `paths` are the parameters there are."""
+    def faults(self, paths: Iterable[str], settings: Collection[str] = ()) -> list[Fault]:
+        """Return a fault for each place that nothing fills and each parameter that has a reserved name.
+
+        `paths` are the parameters that are set, `settings` those of Stoker's own: no place takes one of them.
+        """
         paths = list(paths)
         known = {*paths, *PLACES}
         faults = [
-            Fault(
+            _setting_as_place(place)
+            if not only_params([place], settings)
+            else Fault(
                 f"{{{place}}}",
                 "nothing gives it a value",
                 did_you_mean(place, known) or f"set {place}=VALUE before --, or write {{{{{place}}}}} for plain braces",
@@ -126,7 +131,17 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def only_params(paths: Iterable[str], declared: Container[str]) -> list[str]:
+    """Return the dotted paths that the recipe does not declare: those of the program's parameters."""
+    return [path for path in paths if path not in declared and path.partition(".")[0] not in declared]
+
+
 def split(values: Mapping[str, Any], declared: Container[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Give what the recipe declares, and the rest: the program's parameters."""
     settings = {name: value for name, value in values.items() if name in declared}
     return settings, {name: value for name, value in values.items() if name not in declared}
+
+
+def _setting_as_place(place: str) -> Fault:
+    hint = f"set a parameter as well: x=VALUE before --, {{x}} after it; or write {{{{{place}}}}} for plain braces"
+    return Fault(f"{{{place}}}", "is a setting of Stoker's own, not a parameter of the program", hint)

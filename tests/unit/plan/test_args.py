@@ -327,6 +327,9 @@ def test_a_path_enters_by_content_wherever_it_stands() -> None:
         "many": [{"content": "<b>"}, {"content": "<c>"}],
         "named": {"k": {"content": "<d>"}},
     }
+    now = {"b": "<new>", "d": "<new>"}
+    assert schema.changed_reads(values, identity, lambda path: now.get(path, f"<{path}>")) == ["b", "d"]
+    assert schema.changed_reads(values, identity, lambda path: f"<{path}>") == []
     moved = {
         name: schema.specs[name].type.with_paths(value, lambda path: f"/x/{path}") for name, value in values.items()
     }

@@ -164,11 +164,11 @@ class Listing:
 
 
 def test_a_sweep_over_the_items_of_a_list_is_noted_with_how_the_list_is_written() -> None:
-    words = ["targets=q_proj,v_proj", "+layers=1,2,3", "lr=1,2"]
+    words = ["targets=q,v", "+layers=1,2,3", "lr=1,2"]
     schema = ArgsSchema(Listing).declared()
     assert list(swept_lists(parse_overrides(words), schema)) == [
-        "targets=q_proj,v_proj is a sweep of 2; 'targets=[q_proj,v_proj]' is one list, with both of them",
-        "+layers=1,2,3 is a sweep of 3; '+layers=[1,2,3]' is one list, with all 3 of them",
+        "targets=q,v is a sweep of 2 trials, one value each; for one run with both: 'targets=[q,v]'",
+        "+layers=1,2,3 is a sweep of 3 trials, one value each; for one run with all 3: '+layers=[1,2,3]'",
     ]
     lists = ["targets=[q_proj,v_proj]", "layers=[1],[2]"]
     assert not list(swept_lists(parse_overrides(lists), schema))
@@ -179,6 +179,23 @@ def test_parameters_that_no_place_takes_are_noted(sweeps: Sweeps) -> None:
     (note,) = order.notes
     assert "takes seed, momentum: it can ask stoker_trainer or $STOKER_PARAMS" in note
     assert order.trials[0].args["params"] == {"seed": 3, "n": 1, "momentum": 1}
+
+
+def test_a_sweep_over_a_setting_of_stoker_is_not_taken_for_a_parameter_of_the_program(sweeps: Sweeps) -> None:
+    for name in ("a", "b"):
+        (sweeps.folder / name).write_text(name)
+    order = sweeps.order("inputs=a,b", "env.DEBUG=1,2", program=("./work.sh",))
+    assert len(order.trials) == 4
+    assert order.notes == ("inputs=a,b is a sweep of 2 trials, one value each; for one run with both: 'inputs=[a,b]'",)
+
+
+@pytest.mark.parametrize("words", [("inputs=a",), ("inputs=a,b",), ()])
+def test_a_place_named_like_a_setting_is_refused_with_how_to_say_it(sweeps: Sweeps, words: tuple[str, ...]) -> None:
+    with pytest.raises(ProgramFaults) as raised:
+        sweeps.order(*words, program=("./work.sh", "{inputs}"))
+    (fault,) = raised.value.faults
+    assert (fault.where, fault.message) == ("{inputs}", "is a setting of Stoker's own, not a parameter of the program")
+    assert fault.hint.startswith("set a parameter as well: x=VALUE before --, {x} after it")
 
 
 def test_words_are_filled_with_what_was_typed_and_not_with_what_it_was_read_as(sweeps: Sweeps) -> None:

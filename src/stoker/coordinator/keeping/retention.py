@@ -122,7 +122,7 @@ def decide_retention(rows: Iterable[BundleRow], policy: RetentionPolicy, *, now_
             if row.is_pinned:
                 kept[PINNED] += row.id not in removals
             elif row.id not in removals:
-                let_go(row, "the oldest, over the limit")
+                let_go(row, "over the size limit, oldest")
     return RetentionDecision(
         removals=tuple(removals.values()), before_bytes=before, after_bytes=total, kept_by_reason=dict(kept)
     )

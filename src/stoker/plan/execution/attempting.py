@@ -49,6 +49,9 @@ _OUTDATED = Failed(cause=Cause.INPUT, message="what it reads first changed befor
 # How long the loop waits for an inline stage before it looks around.
 _INLINE_TURN_S = 0.1
 
+_NAMED = 3
+"""How many changed inputs a message names."""
+
 
 @frozen
 class Report:
@@ -328,11 +331,13 @@ class Attempts:
         """Say why what a finished stage made may not be kept, if there is a reason."""
         if self._is_too_late(running):
             return Failed(cause=running.stop_cause or Cause.CANCELLED, message="it finished after it was asked to stop")
-        if not self._cache.still_reads(running.node, running.execute.action):
+        reads = self._cache.changed_reads(running.node, running.execute.action)
+        if reads:
+            more = f" and {len(reads) - _NAMED} more" if len(reads) > _NAMED else ""
             return Failed(
                 cause=Cause.IO,
-                message="a file that it reads changed while it ran",
-                hint="run it again when nothing writes to that file",
+                message=f"input changed while the stage ran: {', '.join(reads[:_NAMED])}{more}",
+                hint="run it again when nothing writes to its inputs",
             )
         if running.is_here:
             return None

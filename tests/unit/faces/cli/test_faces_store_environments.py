@@ -63,8 +63,8 @@ def test_du_lists_environments_with_their_size_and_last_use(home: Home) -> None:
 
 def test_a_prune_shows_environments_and_takes_those_that_nobody_uses(home: Home) -> None:
     shown = home.said("prune", "--older-than", "7d")
-    assert "1 environment to go" in shown
-    assert "environments kept although it is their turn: 1, in use by a job" in shown
+    assert "to remove: 1 environment; frees 4.9 KiB, keeps 4.9 KiB" in shown
+    assert "not removed: 1 environment, in use by a job" in shown
     assert len(home.shelf.all_kept()) == 2
     assert home.told("prune", "--max-envs", "0", "--dry-run")[-1]["environments"] == 1
     *_, done = home.told("prune", "--older-than", "7d", "--yes")

@@ -49,7 +49,7 @@ def show_environments(call: Call, *, is_first: bool) -> tuple[bool, int]:
 
 
 def show_offer(call: Call, offered: Offer) -> None:
-    """Show which environments would go, and why others stay although it is their turn."""
+    """Show which environments would be removed, and why others are not."""
     out, decision = call.out, offered.decision
     for one in decision.removals:
         out.object({"environment": one.key, "label": one.label, "freed_bytes": one.freed_bytes, "why": one.why})
@@ -59,11 +59,11 @@ def show_offer(call: Call, offered: Offer) -> None:
     if len(rows) > _LISTED:
         out.line(f"… and {len(rows) - _LISTED} more")
     if rows:
-        sizes = f"{format_size(decision.before_bytes)} → {format_size(decision.after_bytes)}"
-        out.line(f"{len(rows)} environment{'' if len(rows) == 1 else 's'} to go: {sizes}")
+        sizes = f"frees {format_size(decision.freed_bytes)}, keeps {format_size(decision.after_bytes)}"
+        out.line(f"to remove: {len(rows)} environment{'' if len(rows) == 1 else 's'}; {sizes}")
     for reason, count in decision.kept_by_reason.items():
-        out.line(f"environments kept although it is their turn: {count}, {reason}")
+        out.line(f"not removed: {count} environment{'' if count == 1 else 's'}, {reason}")
     if offered.leftovers:
         count = len(offered.leftovers)
         size = format_size(offered.leftover_bytes)
-        out.line(f"{count} environment{'' if count == 1 else 's'} that nobody finished ({size})")
+        out.line(f"also to remove: {count} unfinished environment{'' if count == 1 else 's'} ({size})")

@@ -22,7 +22,7 @@ def clean(call: Call, found: Findings, *, more: More, is_told: bool, may_ask: bo
     is_wanted = is_told or (may_ask and has_something and out.asks(f"Remove {format_size(removable_bytes)}?"))
     if not is_wanted:
         out.object({**total, "done": False, "freed_bytes": 0, "stuck": []})
-        out.line("nothing was removed; --yes does it" if has_something else "nothing has to go")
+        out.line("nothing was removed: add --yes to remove it" if has_something else "nothing to remove")
         return 0
     leases = parts.tools.engine.leases
     cleared = clear(
@@ -31,7 +31,7 @@ def clean(call: Call, found: Findings, *, more: More, is_told: bool, may_ask: bo
     out.object({**total, "done": True, "freed_bytes": cleared.freed_bytes, "stuck": list(cleared.stuck)})
     out.line(f"freed {format_size(cleared.freed_bytes)}")
     for stuck in cleared.stuck:
-        out.note(f"note: it stays: {stuck}")
+        out.note(f"note: could not be removed: {stuck}")
     return 0
 
 

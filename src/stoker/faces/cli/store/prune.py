@@ -102,7 +102,7 @@ def perform(call: Call, given: dict[str, Any]) -> int:
         )
         more = More(quarantine=given["quarantine"], downloads=given["downloads"])
         return clean(call, findings, more=more, is_told=given["yes"], may_ask=not given["dry_run"])
-    _show(call, decision, rubbish, spared_bytes)
+    _show(call, decision, rubbish, spared_bytes, given)
     show_offer(call, environments)
     has_something = bool(decision.removals) or not rubbish.is_none or not environments.is_none
     is_wanted = given["yes"] or (has_something and not given["dry_run"] and out.asks("Remove that?"))
@@ -113,9 +113,9 @@ def perform(call: Call, given: dict[str, Any]) -> int:
         cleared = Cleared(freed_bytes=cleared.freed_bytes + dropped.freed_bytes, stuck=(*cleared.stuck, *dropped.stuck))
         out.line(f"freed {format_size(cleared.freed_bytes)}")
         for stuck in cleared.stuck:
-            out.note(f"note: it stays: {stuck}")
+            out.note(f"note: could not be removed: {stuck}")
     elif has_something:
-        out.line("nothing was removed; --yes does it")
+        out.line("nothing was removed: add --yes to remove it")
     _tell(call, decision, rubbish, environments, cleared, is_done=is_wanted, spared_bytes=spared_bytes)
     return 0
 
@@ -143,7 +143,7 @@ def _carry_out(call: Call, decision: PruneDecision, rubbish: Rubbish, *, promise
     swept = carry_out(parts.store, decision, clock=parts.clock)
     if swept.freed_bytes < promised_bytes and not swept.stuck:
         left = format_size(promised_bytes - swept.freed_bytes)
-        call.out.note(f"note: {left} of that was used or written just now, so it stays: a later prune takes it")
+        call.out.note(f"note: {left} of that is kept: it was used or written meanwhile; a later prune removes it")
     return Cleared(
         freed_bytes=cleared.freed_bytes + uploads_bytes + swept.freed_bytes, stuck=(*cleared.stuck, *swept.stuck)
     )
@@ -184,7 +184,7 @@ def _tell(  # noqa: PLR0913 - everything that one answer tells
     )
 
 
-def _show(call: Call, decision: PruneDecision, rubbish: Rubbish, spared_bytes: int) -> None:
+def _show(call: Call, decision: PruneDecision, rubbish: Rubbish, spared_bytes: int, given: dict[str, Any]) -> None:
     out = call.out
     for removal in decision.removals:
         out.object({"key": removal.key, "stage": removal.label, "freed_bytes": removal.freed_bytes, "why": removal.why})
@@ -193,28 +193,35 @@ def _show(call: Call, decision: PruneDecision, rubbish: Rubbish, spared_bytes: i
         out.line(line)
     if len(rows) > _LISTED:
         out.line(f"… and {len(rows) - _LISTED} more")
-    sizes = f"{format_size(decision.before_bytes)} → {format_size(decision.after_bytes + spared_bytes)}"
-    out.line(
-        f"{len(rows)} result{'' if len(rows) == 1 else 's'} to go: {sizes}"
-        if rows
-        else f"no result has to go ({sizes})"
-    )
+    after_bytes = decision.after_bytes + spared_bytes
+    if rows:
+        frees = format_size(decision.before_bytes - after_bytes)
+        out.line(f"to remove: {_count(len(rows), 'result')}; frees {frees}, keeps {format_size(after_bytes)}")
+    else:
+        has_limit = given["max_size"] is not None or given["older_than"] is not None
+        ask = "" if has_limit else "; limits are --max-size and --older-than"
+        out.line(f"no results to remove; {format_size(after_bytes)} kept{ask}")
     if spared_bytes:
-        out.line(
-            f"{format_size(spared_bytes)} of that stays for now: it is younger than an hour, and somebody is at work"
-        )
+        out.line(f"not removed now: {format_size(spared_bytes)} newer than 1 h, as a process writes to the store")
     for reason, count in decision.kept_by_reason.items():
-        out.line(f"kept although it is its turn: {count}, {reason}")
+        out.line(f"not removed: {_count(count, 'result')}, {reason}")
+    if given["max_size"] is not None and after_bytes > given["max_size"]:
+        over = format_size(after_bytes - given["max_size"])
+        out.line(f"still {over} above --max-size: what is left can't be removed, for the reasons above")
     leftovers = (
-        (len(rubbish.staging), "staging folder", ""),
-        (len(rubbish.leases), "lease", ""),
-        (len(rubbish.scratch), "scratch folder", " that nobody came back to"),
-        (len(rubbish.uploads), "upload", " that nobody went on with"),
-        (rubbish.blobs, "unnamed blob", f" ({format_size(rubbish.blob_bytes)})"),
+        _count(len(rubbish.staging), "staging folder") + " of dead processes" if rubbish.staging else "",
+        _count(len(rubbish.leases), "lease") + " of dead processes" if rubbish.leases else "",
+        _count(len(rubbish.scratch), "scratch folder") + " unused for 30 days" if rubbish.scratch else "",
+        _count(len(rubbish.uploads), "upload") + " idle for 7 days" if rubbish.uploads else "",
+        _count(rubbish.blobs, "blob") + f" of no result ({format_size(rubbish.blob_bytes)})" if rubbish.blobs else "",
     )
-    told = ", ".join(f"{count} {what}{'' if count == 1 else 's'}{more}" for count, what, more in leftovers if count)
+    told = ", ".join(filter(None, leftovers))
     if told:
-        out.line(f"left behind by processes that died: {told}")
+        out.line(f"also to remove: {told}")
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _label(record: Record) -> str:

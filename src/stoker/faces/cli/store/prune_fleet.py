@@ -36,9 +36,9 @@ def prune_fleet(call: Call, given: dict[str, Any]) -> int:
         view = client.prune(asked.model_copy(update={"is_wanted": True}))
         out.line(f"freed {format_size(view.freed_bytes)}")
         for stuck in view.stuck:
-            out.note(f"note: it stays: {stuck}")
+            out.note(f"note: could not be removed: {stuck}")
     elif has_something:
-        out.line("nothing was removed; --yes does it")
+        out.line("nothing was removed: add --yes to remove it")
     out.object({**view.model_dump(exclude={"results", "is_done"}), "done": view.is_done})
     return 0
 
@@ -55,11 +55,14 @@ def _show(call: Call, view: PruneView) -> None:
         out.line(line)
     if view.result_count > len(rows):
         out.line(f"… and {view.result_count - len(rows):,} more")
-    sizes = f"{format_size(view.before_bytes)} → {format_size(view.after_bytes)}"
-    count = f"{view.result_count:,} result{'' if view.result_count == 1 else 's'} of the fleet to go"
-    out.line(f"{count}: {sizes}" if view.result_count else f"no result of the fleet has to go ({sizes})")
+    keeps = format_size(view.after_bytes)
+    if view.result_count:
+        count = f"{view.result_count:,} result{'' if view.result_count == 1 else 's'} of the fleet"
+        out.line(f"to remove: {count}; frees {format_size(view.before_bytes - view.after_bytes)}, keeps {keeps}")
+    else:
+        out.line(f"no results of the fleet to remove; {keeps} kept")
     for reason, kept in view.kept.items():
-        out.line(f"kept although it is its turn: {kept:,}, {reason}")
+        out.line(f"not removed: {kept:,} result{'' if kept == 1 else 's'}, {reason}")
     more = (
         (view.logs, "attempt's files", "attempts' files", f" ({format_size(view.log_bytes)})"),
         (
@@ -74,8 +77,8 @@ def _show(call: Call, view: PruneView) -> None:
             "trees of code and data that no job needs",
             f" ({format_size(view.tree_bytes)})",
         ),
-        (view.uploads, "upload that nobody went on with", "uploads that nobody went on with", ""),
+        (view.uploads, "idle upload", "idle uploads", ""),
     )
     told = ", ".join(f"{number:,} {one if number == 1 else many}{size}" for number, one, many, size in more if number)
     if told:
-        out.line(f"also: {told}")
+        out.line(f"also to remove: {told}")
