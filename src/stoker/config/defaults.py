@@ -17,7 +17,7 @@ from stoker.config.caret import fault_at
 from stoker.config.defaults_entry import GLOBAL, HERE, Entry, read_defaults
 from stoker.config.groups import GroupChoice
 from stoker.config.located import FileLayer, Located, Source
-from stoker.config.origin import Origin
+from stoker.config.origin import Layer, Origin
 from stoker.config.override import Kind
 from stoker.config.shelf import Shelf
 from stoker.model.errors import StokerError
@@ -101,7 +101,9 @@ class Expansion:
         if key in self.chosen:
             # Entries are met from the last one on, so it is the one met before that comes second.
             again = self._entries[key].origin
-            self._fault(again, f"the group {key} is chosen twice", f"write - override {key}: OPTION")
+            is_typed = again.layer is Layer.OVERRIDE
+            hint = f"write {key}=OPTION, without +" if is_typed else f"write - override {key}: OPTION"
+            self._fault(again, f"the group {key} is chosen twice", hint)
             return []
         self._entries[key] = entry
         options, origin = self._options(key, entry)

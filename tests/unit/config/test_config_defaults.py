@@ -186,6 +186,11 @@ def test_a_group_chosen_twice_is_a_fault_where_it_is_chosen_again(desk: Desk):
     assert "override" in fault.hint
 
 
+def test_a_group_that_a_word_adds_although_it_is_chosen_is_a_fault_that_says_how_to_change_it(desk: Desk):
+    desk.write(config="defaults:\n  - db: my\n", db__my="x: 1\n", db__pg="x: 2\n")
+    assert desk.fault("+db=pg").hint == "write db=OPTION, without +"
+
+
 @pytest.mark.parametrize(
     "entry",
     ["3", "{a: b, c: d}", "[a]", "override db", "model: 3", "model: {a: b}", "model: ${x}", "a b c: d", "db@a@b: x",

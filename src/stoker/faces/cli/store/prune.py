@@ -30,19 +30,20 @@ _LISTED = 20
 GRAMMAR = Grammar(
     "store prune",
     about=(
-        "Free space: results unused for too long go, then the least recently used until the rest fits. What is pinned, "
-        "put under a name, or used by a running job, stays. What was pruned is still known: it counts as a result "
-        "until somebody needs the bytes. Leftovers of processes that died go too, uploads that rested for a week, and "
-        "checkpoints of work that did not succeed after 30 days. Python environments that no job runs in go by "
-        "--older-than and --max-envs; they are built again when a job needs them. `stoker clean-cache` is the same as "
-        "`stoker store prune --everywhere`: it lists every place that Stoker fills, with its size, and clears up all "
-        "of them. With --fleet the coordinator's results go instead: too old ones, except each job's newest, then the "
-        "oldest until the rest fits; pinned ones stay. What would go is shown first; nothing is removed unless you say "
-        "--yes, or y where it asks you, at a terminal."
+        "Free space. Results unused for --older-than are removed, then the least recently used until the rest fits "
+        "--max-size; without a limit none. Kept whatever the limit: what is pinned, put under a name, or used by a "
+        "running job. A removed result is still known: it is made again when a run needs its bytes. Also removed: "
+        "leftovers of dead processes, uploads idle for 7 days, and checkpoints of work that did not succeed after 30 "
+        "days. Python environments that no job runs in are removed by --older-than and --max-envs; they are built "
+        "again when a job needs them. `stoker clean-cache` is the same as `stoker store prune --everywhere`: it lists "
+        "every place that Stoker fills, with its size, and clears up all of them. With --fleet it removes the "
+        "coordinator's results instead: too old ones, except each job's newest, then the oldest until the rest fits; "
+        "pinned ones are kept. What would be removed is shown first; nothing is removed without --yes, or y where it "
+        "asks, at a terminal."
     ),
     options=(
         Option("--max-size", value="SIZE", read=size, help="keep at most this much: 500MB, 10G"),
-        Option("--older-than", value="TIME", read=duration, help="let go of what was unused for longer: 12h, 30d"),
+        Option("--older-than", value="TIME", read=duration, help="remove what was unused for longer: 12h, 30d"),
         Option("--max-envs", value="SIZE", read=size, help="keep at most this much of Python environments: 20G, 0"),
         Option("--everywhere", help="every place, not only the store"),
         Option("--fleet", help="results and logs that lie with the coordinator, instead of this machine's store"),
