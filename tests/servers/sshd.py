@@ -1,0 +1,78 @@
+"""A real sshd for tests: on a free port of the loopback interface, for this user alone, by a key of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"))
+PROGRAM = shutil.which("sshd", path=_PATH)
+_TRIES = 5
+_READY_S = 10.0
+# As root it wants this folder, which a service of the machine would have made.
+_PRIVILEGES = Path("/run/sshd")
+
+
+def why_no_sshd() -> str:
+    """Return why no sshd can be started here, or nothing."""
+    if PROGRAM is None or shutil.which("ssh") is None or shutil.which("ssh-keygen") is None:
+        return "there is no sshd and ssh here"
+    if os.geteuid() == 0 and not _PRIVILEGES.is_dir():
+        return f"sshd needs {_PRIVILEGES}"
+    return ""
+
+
+@contextmanager
+def sshd(folder: Path) -> Iterator[list[str]]:
+    """Serve until the block ends; yields the words of an `ssh` that logs in, without the command that it runs."""
+    assert PROGRAM is not None
+    folder.mkdir(mode=0o700)
+    for name in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
+    (folder / "known_hosts").write_text(f"stoker-test {(folder / 'host.pub').read_text()}")
+    for turn in range(_TRIES):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+        with subprocess.Popen(_words(folder, port), stderr=subprocess.PIPE, text=True) as server:
+            try:
+                assert server.stderr is not None
+                line = server.stderr.readline()
+                if "Server listening" not in line:
+                    # Another process took the port in the meantime.
+                    assert turn + 1 < _TRIES, line
+                    continue
+                yield _login(folder, port)
+                return
+            finally:
+                server.terminate()
+                server.wait(_READY_S)
+
+
+def _words(folder: Path, port: int) -> list[str]:
+    options = {
+        "ListenAddress": "127.0.0.1",
+        "AuthorizedKeysFile": folder / "user.pub",
+        "StrictModes": "no",
+        "UsePAM": "no",
+        "PidFile": "none",
+        "PermitRootLogin": "prohibit-password",
+    }
+    said = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    return [str(PROGRAM), "-D", "-e", "-f", "/dev/null", "-p", str(port), "-h", str(folder / "host"), *said]
+
+
+def _login(folder: Path, port: int) -> list[str]:
+    options = {
+        "BatchMode": "yes",
+        "IdentitiesOnly": "yes",
+        "ExitOnForwardFailure": "yes",
+        "HostKeyAlias": "stoker-test",
+        "UserKnownHostsFile": folder / "known_hosts",
+    }
+    said = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    return ["ssh", "-F", "none", *said, "-i", str(folder / "user"), "-p", str(port), "127.0.0.1"]
