@@ -1,4 +1,4 @@
-"""A coordinator that serves its own machine alone, reached from another computer as the guide to the coordinator says."""
+"""A coordinator that serves its own machine alone, reached from another computer over ssh, as its guide says."""
 
 from __future__ import annotations
 

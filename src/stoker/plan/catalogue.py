@@ -197,7 +197,8 @@ def load_cookbook(source: Source) -> Cookbook:
         raise BadCookbook(f"{source.value} is not a cookbook")
     if cookbook.name != source.name:
         raise BadCookbook(
-            f"cookbook {cookbook.name} is installed as {source.name}", hint="give its entry point its own name"
+            f"cookbook {cookbook.name!r} is registered as {source.name!r}: both names must be the same",
+            hint="its entry point, or with STOKER_COOKBOOKS its module, has the name of the cookbook",
         )
     return cookbook
 

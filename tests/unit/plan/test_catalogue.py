@@ -197,7 +197,7 @@ def test_a_cookbook_goes_by_the_name_of_its_entry_point(shelf: Shelf) -> None:
     name = shelf.add(declared="other")
     catalogue = shelf.catalogue()
     assert catalogue.entries() == []
-    assert catalogue.troubles == [f"cookbook other is installed as {name}"]
+    assert catalogue.troubles == [f"cookbook 'other' is registered as {name!r}: both names must be the same"]
 
 
 def test_a_recipe_is_found_by_its_last_name_if_there_is_one_of_it(shelf: Shelf) -> None:
