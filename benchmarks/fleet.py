@@ -8,7 +8,7 @@ import ssl
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,12 +62,18 @@ class Coordinator:
 
 
 @contextmanager
-def serving(peer: Installed, home: Path, *options: str, listen: str = "127.0.0.1:0") -> Iterator[Coordinator]:
+def serving(
+    peer: Installed,
+    home: Path,
+    *options: str,
+    listen: str = "127.0.0.1:0",
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Coordinator]:
     """Run `stoker serve` on a free port; `options` follow. It is asked over loopback, wherever it listens."""
     command = [str(peer.program("stoker")), "serve", "--listen", listen, "--json", *options]
-    environment = harness.environment_with({"STOKER_HOME": str(home)})
+    settings = harness.environment_with({"STOKER_HOME": str(home), **(environment or {})})
     with (home / "serve.log").open("wb") as log:
-        program = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True)
+        program = subprocess.Popen(command, env=settings, stdout=subprocess.PIPE, stderr=log, text=True)
         try:
             assert program.stdout is not None
             line = program.stdout.readline()

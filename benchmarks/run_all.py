@@ -63,6 +63,7 @@ NAMES = (
     "gang_gpu",
     "adapters_cpu",
     "adapters_gpu",
+    "security_cases",
     "fences",
 )
 

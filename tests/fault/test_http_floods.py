@@ -18,6 +18,7 @@ import pytest
 from stoker.host.tls.contexts import client_context
 from stoker.model.clock import SystemClock
 from tests.fault.real_fleet import RealFleet
+from tests.servers.attacker import DRIPS, FLOODS
 
 CLOCK = SystemClock()
 MOST_RSS_BYTES = 300 << 20
@@ -25,8 +26,6 @@ MOST_GROWTH_BYTES = 48 << 20
 USUAL_HEALTH_S = 0.1
 RECONNECT_S = 0.02
 _PIECE_BYTES = 64 * 1024
-_POST = b"POST /v1/join/begin HTTP/1.1\r\nhost: %b\r\n"
-_CHUNKED = _POST + b"transfer-encoding: chunked\r\n\r\n"
 
 
 class Target(NamedTuple):
@@ -79,35 +78,6 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         fleet.end()
 
 
-def endless(head: bytes, piece: bytes) -> Callable[[bytes], Iterator[bytes]]:
-    """Return an attack: a beginning, and the same bytes after it for as long as they are taken."""
-
-    def sent(host: bytes) -> Iterator[bytes]:
-        yield head % host
-        yield from repeat(piece * (_PIECE_BYTES // len(piece)))
-
-    return sent
-
-
-ATTACKS = {
-    "one header without end": endless(_POST + b"x: ", b"y"),
-    "headers without end": endless(_POST, b"x: y\r\n"),
-    "empty lines before a request": endless(b"%.0b", b"\r\n"),
-    "trailers without end": endless(_CHUNKED + b"0\r\n", b"t: y\r\n"),
-    "one trailer without end": endless(_CHUNKED + b"0\r\nt: ", b"y"),
-    "a chunk extension without end": endless(_CHUNKED + b"1;", b"y"),
-    "chunks of one byte": endless(_CHUNKED, b"1\r\ny\r\n"),
-    "chunks with long extensions": endless(_CHUNKED, b"1;" + b"y" * 1000 + b"\r\nz\r\n"),
-    "requests without waiting": endless(b"%.0b", b"GET /v1/jobs HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"),
-    "large requests without waiting": endless(
-        b"%.0b", b"GET /v1/jobs HTTP/1.1\r\nhost: 127.0.0.1\r\nx: " + b"y" * 16000 + b"\r\n\r\n"
-    ),
-    "words after an upgrade": endless(
-        b"GET / HTTP/1.1\r\nhost: %b\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n", b"y"
-    ),
-}
-
-
 def attack(target: Target, sent: Callable[[bytes], Iterator[bytes]], is_over: threading.Event, most_bytes: int) -> int:
     """Send what an attack sends until it is over, on a new connection soon after one is cut; return the bytes sent."""
     size_bytes = 0
@@ -124,7 +94,7 @@ def attack(target: Target, sent: Callable[[bytes], Iterator[bytes]], is_over: th
 
 def drip(target: Target, lines: list[socket.socket]) -> Callable[[bytes], Iterator[bytes]]:
     """Return an attack of many connections that send a byte now and then, of a head, a trailer or an extension."""
-    beginnings = cycle((_POST + b"x: ", _CHUNKED + b"0\r\nt: ", _CHUNKED + b"1;"))
+    beginnings = cycle(DRIPS.values())
 
     def sent(host: bytes) -> Iterator[bytes]:
         while True:
@@ -163,7 +133,7 @@ def check_unharmed(target: Target, *attacks: Callable[[bytes], Iterator[bytes]],
 
 def test_floods_of_every_sort_at_once_neither_grow_nor_stall_a_coordinator(target: Target) -> None:
     lines = [target.dial() for _ in range(30)]
-    took_s = check_unharmed(target, *ATTACKS.values(), drip(target, lines), seconds=1.5)
+    took_s = check_unharmed(target, *FLOODS.values(), drip(target, lines), seconds=1.5)
     for line in lines:
         line.close()
     # Not the longest: the attackers have as much of these processors as the coordinator.
@@ -268,7 +238,7 @@ def test_a_body_of_many_small_values_neither_grows_nor_stalls_a_coordinator(targ
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sort", ATTACKS)
+@pytest.mark.parametrize("sort", FLOODS)
 def test_nor_does_one_of_them_in_half_a_minute(target: Target, sort: str) -> None:
-    took_s = check_unharmed(target, ATTACKS[sort], seconds=30.0)
+    took_s = check_unharmed(target, FLOODS[sort], seconds=30.0)
     assert took_s[len(took_s) * 99 // 100] < USUAL_HEALTH_S, took_s[-20:]

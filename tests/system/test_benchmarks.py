@@ -45,6 +45,9 @@ NO_QUESTION = {
     "recordings",
     "results",
     "run_all",
+    "security_requests",
+    "security_scene",
+    "security_workers",
     "terminal",
     "vram_cases",
 }

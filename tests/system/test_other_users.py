@@ -17,11 +17,10 @@ from typing import Any
 import pytest
 
 from stoker.host.other_user import why_not_allowed
+from tests.servers.attacker import NOBODY, SYSTEM_PYTHON, subprocess_of
 from tests.system.fleet_desk import FleetDesk
 from tests.system.shell import PATIENCE_S, Shell, finish, wait_until
 
-SYSTEM_PYTHON = "/usr/bin/python3"
-ATTACKER = 65534
 TOKEN = "the-operators-token-of-this-test"
 
 pytestmark = pytest.mark.skipif(
@@ -29,57 +28,9 @@ pytestmark = pytest.mark.skipif(
     reason=f"programs of other users: {why_not_allowed() or 'no Python that everybody may use'}",
 )
 
-# Answers whatever is asked as a coordinator would that hands out a job, at a TCP port and at a Unix socket.
-IMPOSTOR = r"""
-import json, socket, sys, threading
-port, path, heard, mark = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
-welcome = {"worker": "victim", "generation": 1, "heartbeat_s": 1, "lease_s": 9, "start_s": 9, "claim_wait_s": 1,
-           "server_s": 0, "version": "x"}
-grant = {"job": "0" * 64, "attempt": 1, "epoch": 1, "generation": 1, "name": "evil", "recipe": "command",
-         "args": {"argv": ["touch", mark]}, "identity": {"argv": ["touch", mark]}, "folder": "/",
-         "lease_s": 9, "start_s": 9}
-renewed = {"lease_s": 9, "heartbeat_s": 1, "generation": 1, "server_s": 0}
-claimed = {"grants": [grant], "generation": 1}
-answers = {"/v1/hello": welcome, "/v1/claims": claimed, "/v1/renewals": renewed}
-def serve(taken):
-    with taken, open(heard, "ab") as log:
-        log.write(b"connected\n"); log.flush()
-        while data := taken.recv(65536):
-            log.write(data); log.flush()
-            said = json.dumps(answers.get(data.split()[1].decode(), {})).encode()
-            taken.sendall(b"HTTP/1.1 200 OK\r\nx-stoker-protocol: 1\r\ncontent-type: application/json\r\n"
-                          b"content-length: %d\r\n\r\n" % len(said) + said)
-def listen(one):
-    one.listen(100)
-    while True:
-        threading.Thread(target=serve, args=(one.accept()[0],), daemon=True).start()
-tcp = socket.socket(); tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); tcp.bind(("127.0.0.1", port))
-unix = socket.socket(socket.AF_UNIX); unix.bind(path)
-threading.Thread(target=listen, args=(unix,), daemon=True).start()
-open(heard, "wb").close()
-print("ready", flush=True)
-listen(tcp)
-"""
-# Tries everything that the coordinator's own user may, over TCP and over its socket.
-STRANGER = r"""
-import http.client, json, socket, sys
-port, path = int(sys.argv[1]), sys.argv[2]
-found = {}
-for method, what in (("GET", "/v1/health"), ("GET", "/v1/jobs"), ("GET", "/v1/status"), ("GET", "/metrics"),
-                     ("GET", "/v1/events"), ("POST", "/v1/hello"), ("POST", "/v1/claims"), ("POST", "/v1/renewals"),
-                     ("POST", "/v1/job/claim"), ("POST", "/v1/uploads"), ("POST", "/v1/jobs"), ("POST", "/v1/tokens")):
-    line = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    line.request(method, what, b"{}" if method == "POST" else None, {"Content-Type": "application/json"})
-    found[f"{method} {what}"] = line.getresponse().status
-    line.close()
-link = socket.socket(socket.AF_UNIX)
-try:
-    link.connect(path)
-    found["socket"] = "connected"
-except OSError as error:
-    found["socket"] = type(error).__name__
-print(json.dumps(found))
-"""
+GETS = ("/v1/health", "/v1/jobs", "/v1/status", "/metrics", "/v1/events")
+POSTS = ("/v1/hello", "/v1/claims", "/v1/renewals", "/v1/job/claim", "/v1/uploads", "/v1/jobs", "/v1/tokens")
+"""What the coordinator's own user may ask."""
 
 
 @pytest.fixture
@@ -89,19 +40,6 @@ def base() -> Iterator[Path]:
     made.chmod(0o777)
     yield made
     shutil.rmtree(made)
-
-
-def as_attacker(*words: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [SYSTEM_PYTHON, "-I", "-c", *map(str, words)],
-        user=ATTACKER,
-        group=ATTACKER,
-        extra_groups=[],
-        cwd="/",
-        env={},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
 
 
 @contextmanager
@@ -133,7 +71,7 @@ def nothing_is_reached(home: Shell, url: str) -> None:
     with started(home, "work", "--join", url, "--name", "second", "--json") as second:
         said = json.dumps(until_it_says(second, "away"))
         assert "no process of this user listens" in said
-        assert f"belongs to user {ATTACKER}" in said
+        assert f"belongs to user {NOBODY}" in said
     for words in (("jobs", "--at", url), ("submit", "--at", url, "--", "true")):
         done = home.stoker(*words)
         assert done.code == 34, done
@@ -145,7 +83,7 @@ def test_an_impostor_on_port_and_socket_gets_no_byte_and_starts_nothing(base: Pa
     taken, heard, mark = base / "taken", base / "heard", base / "mark"
     taken.mkdir()
     taken.chmod(0o777)
-    os.chown(taken, ATTACKER, ATTACKER)
+    os.chown(taken, NOBODY, NOBODY)
     for home in homes.values():
         # The folder for sockets was there first, and belongs to another user.
         home.env |= {"STOKER_RUNTIME": str(taken), "STOKER_OPERATOR_TOKEN": TOKEN}
@@ -162,10 +100,12 @@ def test_an_impostor_on_port_and_socket_gets_no_byte_and_starts_nothing(base: Pa
         serving.kill()
         serving.communicate()
 
-        impostor = as_attacker(IMPOSTOR, port, taken / f"{port}.sock", heard, mark)
+        impostor = subprocess_of(
+            "impostor", port=port, path=str(taken / f"{port}.sock"), heard=str(heard), mark=str(mark)
+        )
         try:
             assert impostor.stdout is not None
-            assert impostor.stdout.readline() == "ready\n"
+            assert impostor.stdout.readline() == '"ready"\n'
             nothing_is_reached(other, url)
             assert desk.stoker("jobs", "--at", url).code == 34
             assert heard.read_bytes() == b""
@@ -191,11 +131,21 @@ def test_another_user_learns_only_that_it_serves(base: Path, index: Path):
     shell = Shell(base, index=index)
     with started(shell, "serve", "--listen", "127.0.0.1:0", "--json") as serving:
         ready = line_of(serving)
-        stranger = as_attacker(STRANGER, ready["url"].rpartition(":")[2], ready["socket"])
+        asked = [("GET", path) for path in GETS] + [("POST", path) for path in POSTS]
+        requests = [
+            {"method": method, "path": path} | ({"json": {}} if method == "POST" else {}) for method, path in asked
+        ]
+        tcp = {"kind": "tcp", "port": int(ready["url"].rpartition(":")[2])}
+        stranger = subprocess_of("ask", target=tcp, requests=requests)
         out, _ = stranger.communicate(timeout=PATIENCE_S)
-        found = json.loads(out)
+        found = {
+            f"{method} {path}": json.loads(line)[0]
+            for (method, path), line in zip(asked, out.splitlines(), strict=True)
+        }
+        beside = subprocess_of("ask", target={"kind": "unix", "path": ready["socket"]}, requests=requests[:1])
+        out, _ = beside.communicate(timeout=PATIENCE_S)
+        assert json.loads(out) == [0, "PermissionError"]
         assert found.pop("GET /v1/health") == 200
-        assert found.pop("socket") == "PermissionError"
         assert found.pop("POST /v1/job/claim") == 404, "system A's routes are off"
         assert set(found.values()) == {401}, found
         assert shell.stoker("status").code == 0
