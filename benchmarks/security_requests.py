@@ -7,7 +7,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -93,21 +93,23 @@ def floods(scene: Scene) -> Iterator[Tried]:
 
 
 def _flooded(scene: Scene, target: dict[str, Any], user: int) -> Iterator[Tried]:
-    seconds, most_bytes = (0.0, 16 * MIB) if scene.quick else (1.5, 64 * MIB)
-    with attacking("flood", user=user, target=target, seconds=seconds, most_bytes=most_bytes) as process:
+    seconds, most_bytes = (0.0, 16 * MIB) if scene.quick else (0.5, 64 * MIB)
+    with ExitStack() as held:
+        dripping = None
+        if not scene.quick:
+            host = attacker.host_of(target).encode()
+            heads = [(head % host).decode() for head in attacker.DRIPS.values() for _ in range(20)]
+            asked_for = {"target": target, "heads": heads, "seconds": 25.0}
+            dripping = held.enter_context(attacking("drip", user=user, **asked_for))
+            said_by(dripping)
+        asked_for = {"target": target, "seconds": seconds, "most_bytes": most_bytes}
+        flooding = held.enter_context(attacking("flood", user=user, **asked_for))
         for sort in attacker.FLOODS:
-            taken_bytes = said_by(process)["longest_bytes"]
+            taken_bytes = said_by(flooding)["longest_bytes"]
             through = f"all of {most_bytes // MIB} MiB were taken" if taken_bytes >= most_bytes else ""
             yield Tried(what=f"{sort}, over {target['kind']}", through=through)
-    if scene.quick:
-        return
-    host = attacker.host_of(target).encode()
-    heads = {sort: (head % host).decode() for sort, head in attacker.DRIPS.items()}
-    lines = [head for head in heads.values() for _ in range(20)]
-    with attacking("drip", user=user, target=target, heads=lines, seconds=25.0) as process:
-        said_by(process)
-        answers = said_by(process)
-    for number, sort in enumerate(heads):
+        answers = said_by(dripping) if dripping is not None else []
+    for number, sort in enumerate(attacker.DRIPS) if answers else ():
         open_count = answers[number * 20 : number * 20 + 20].count(None)
         through = f"{open_count} of 20 are open after 25 s" if open_count else ""
         yield Tried(what=f"{sort} byte by byte, over {target['kind']}", through=through)
