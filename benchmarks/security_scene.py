@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import base64
 import functools
-import http.client
 import json
 import os
 import signal
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -91,7 +89,7 @@ class Scene:
         home = self.place(name, mode=0o700)
         with (
             fleet.serving(self.peer, home, *options, listen=listen, environment=environment) as coordinator,
-            watching(coordinator, self.watched, every_s=0.02),
+            watching(coordinator, self.watched, every_s=0.05),
         ):
             yield coordinator
 
@@ -171,55 +169,27 @@ def wait_until(claim: Callable[[], object], what: str, patience_s: float = PATIE
     while not claim():
         if time.monotonic() > until_s:
             raise NotAsExpected(f"it did not come true in {patience_s:.0f} s: {what}")
-        time.sleep(0.05)
+        time.sleep(0.1)
 
 
 @contextmanager
 def watching(coordinator: Coordinator, watched: Watched, *, every_s: float) -> Iterator[None]:
     """Ask a coordinator for its health again and again, on new connections, and note the peak of its memory."""
-    is_over = threading.Event()
     target = target_of(coordinator)
-
-    def look() -> None:
-        before_others(0)
-        while not is_over.wait(every_s):
-            with suppress(OSError, http.client.HTTPException):
-                watched.answers_s.append(health_s(target))
-
     # What its start takes, and that of its first answers, is no part of the case.
     for _ in range(WARM):
-        health_s(target)
-    before_others(*(int(task.name) for task in Path(f"/proc/{coordinator.pid}/task").iterdir()))
+        attacker.health_s(target)
+    for task in Path(f"/proc/{coordinator.pid}/task").iterdir():
+        with suppress(OSError):
+            os.sched_setscheduler(int(task.name), os.SCHED_RR, os.sched_param(1))
     Path(f"/proc/{coordinator.pid}/clear_refs").write_text("5")
-    looking = threading.Thread(target=look)
-    looking.start()
+    # In a process of its own: whatever this one does keeps no answer waiting.
+    looking = attacker.subprocess_of("watch", user=os.geteuid(), target=target, every_s=every_s)
     try:
         yield
     finally:
-        is_over.set()
-        looking.join()
-        # One that was killed says nothing any more.
-        with suppress(OSError, StopIteration):
-            watched.peak_bytes = max(watched.peak_bytes, coordinator.rss_bytes("VmHWM"))
-
-
-def before_others(*tasks: int) -> None:
-    """Have threads scheduled before those of others, where that is permitted; 0 is the one that asks."""
-    for task in tasks:
-        with suppress(OSError):
-            os.sched_setscheduler(task, os.SCHED_RR, os.sched_param(1))
-
-
-def health_s(target: dict[str, Any]) -> float:
-    """Return how long the answer took once the connection was open."""
-    with attacker.dial(target) as line:
-        connection = http.client.HTTPConnection(attacker.host_of(target))
-        connection.sock = line
-        begun_s = time.perf_counter()
-        connection.request("GET", "/v1/health")
-        if connection.getresponse().status != 200:
-            raise http.client.HTTPException("it is not well")
-        return time.perf_counter() - begun_s
+        watched.answers_s += json.loads(looking.communicate("enough\n")[0])
+        watched.peak_bytes = max(watched.peak_bytes, coordinator.rss_bytes("VmHWM"))
 
 
 def target_of(coordinator: Coordinator) -> dict[str, Any]:
@@ -250,7 +220,8 @@ def ask_as_owner(coordinator: Coordinator, method: str, path: str, body: Any = N
         connection.close()
     if answer.status != 200:
         raise NotAsExpected(f"{method} {path}: {answer.status} {text[:500]!r}")
-    return json.loads(text) if text.startswith((b"{", b"[")) else text.decode("utf-8", "replace")
+    is_json = str(answer.getheader("content-type")).startswith("application/json")
+    return json.loads(text) if is_json else text.decode("utf-8", "replace")
 
 
 @functools.cache

@@ -169,7 +169,7 @@ def hostile_environments(scene: Scene) -> Iterator[Tried]:
             if _state(coordinator, "honest") != "completed":
                 raise NotAsExpected(f"the honest environment: {_shown(coordinator, 'honest')[-3000:]}")
             for one in orders[:-1]:
-                yield _judged(coordinator, one["name"])
+                yield _judged(coordinator, one["name"], may_start=True)
         yield Tried(
             what="remote includes", through=f"asked: {heard.read_bytes()[:100]!r}" if heard.stat().st_size else ""
         )
@@ -243,11 +243,13 @@ def _spies(secret: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _judged(coordinator: Coordinator, name: str) -> Tried:
+def _judged(coordinator: Coordinator, name: str, *, may_start: bool) -> Tried:
     """Wait until a machine has refused a job, or it has ended; see that it shows nothing of root's."""
     wait_until(lambda: _is_refused(coordinator, name) or _state(coordinator, name) in ENDED, f"a verdict on {name}")
     shown, state = _shown(coordinator, name), _state(coordinator, name)
-    through = "root's file is shown" if SECRET in shown else "it ran" if state == "completed" else ""
+    attempts = ask_as_owner(coordinator, "GET", f"/v1/jobs/{name}")["attempts"]
+    is_started = state == "completed" or (not may_start and any(one["started_s"] for one in attempts))
+    through = "root's file is shown" if SECRET in shown else "it was started" if is_started else ""
     return Tried(what=name, through=through)
 
 
@@ -288,31 +290,13 @@ def pinned(scene: Scene) -> Iterator[Tried]:
         for name, fields in _other_starts(evil, other, marks).items():
             argv = fields.pop("argv", ["python", "train.py"])
             orders.append(order(name, *argv, **{"code_tree": tree, **fields}))
-        for one, (status, text) in zip(
-            orders,
-            asked(target, [request("POST", "/v1/jobs", submission(one), token=token) for one in orders]),
-            strict=True,
-        ):
-            if status not in (200, 422) or (status == 422 and one is orders[0]):
-                raise NotAsExpected(f"{one['name']}: {status} {text[:500]}")
-            one["is_taken"] = status == 200
+        expected(asked(target, [request("POST", "/v1/jobs", submission(one), token=token) for one in orders]))
         with scene.started(coordinator.home, "work", "--name", "pinned", "--accept-code", tree, "--json"):
             wait_until(lambda: _state(coordinator, "good") in ENDED, "the accepted program")
             if _state(coordinator, "good") != "completed":
                 raise NotAsExpected(f"the accepted program: {_shown(coordinator, 'good')[-2000:]}")
             for one in orders[1:]:
-                if not one["is_taken"]:
-                    yield Tried(what=one["name"])
-                    continue
-                name = one["name"]
-                wait_until(
-                    lambda name=name: _is_refused(coordinator, name) or _state(coordinator, name) in ENDED,
-                    f"a verdict on {name}",
-                )
-                attempts = ask_as_owner(coordinator, "GET", f"/v1/jobs/{name}")["attempts"]
-                started = [one for one in attempts if one.get("started_s")]
-                through = "it was started" if started or _state(coordinator, name) == "completed" else ""
-                yield Tried(what=name, through=through)
+                yield _judged(coordinator, one["name"], may_start=False)
         yield Tried(
             what="what they would have made", through=str(list(marks.iterdir())) if any(marks.iterdir()) else ""
         )
@@ -324,26 +308,26 @@ def _other_starts(evil: str, other: str, marks: Path) -> dict[str, dict[str, Any
     script = marks.parent / "evil.py"
     script.write_text(evil)
     return {
-        "python -c": {"argv": ["python", "-c", evil]},
-        "flags before -c": {"argv": ["python", "-u", "-c", evil]},
+        "python-c": {"argv": ["python", "-c", evil]},
+        "flags-before-c": {"argv": ["python", "-u", "-c", evil]},
         "shell": {"argv": ["sh", "-c", f"touch {mark}"]},
-        "shell by its path": {"argv": ["/bin/sh", "-c", f"touch {mark}"]},
+        "shell-by-its-path": {"argv": ["/bin/sh", "-c", f"touch {mark}"]},
         "env": {"argv": ["env", "python", "-c", evil]},
-        "a module elsewhere": {"argv": ["python", "-m", "timeit", "-n1", "-r1", evil]},
-        "a script elsewhere": {"argv": ["python", str(script)]},
-        "a script above": {"argv": ["python", f"lib/../../../../../..{script}"]},
-        "no executable": {"argv": ["./evil.txt"]},
-        "no file of the tree": {"argv": ["python", "train2.py"]},
-        "from its input": {"argv": ["python", "-"]},
-        "a start file": {"args": {"env": {"PYTHONSTARTUP": str(script)}}},
-        "a path": {"args": {"env": {"PYTHONPATH": str(marks)}}},
-        "a library": {"args": {"env": {"LD_PRELOAD": str(script)}}},
-        "a foreign interpreter": {"args": {"python": "/usr/bin/python3"}},
-        "an interpreter by its path": {"argv": ["/usr/bin/python3", "train.py"]},
-        "an interpreter's choice": {"environment": [{"kind": "python", "path": "/usr/bin/python3"}]},
-        "another tree": {"code_tree": other},
-        "no tree": {"code_tree": "", "folder": str(marks)},
-        "a word filled later": {"argv": ["{name}", "train.py"]},
+        "a-module-elsewhere": {"argv": ["python", "-m", "timeit", "-n1", "-r1", evil]},
+        "a-script-elsewhere": {"argv": ["python", str(script)]},
+        "a-script-above": {"argv": ["python", f"lib/../../../../../..{script}"]},
+        "no-executable": {"argv": ["./evil.txt"]},
+        "no-file-of-the-tree": {"argv": ["python", "train2.py"]},
+        "from-its-input": {"argv": ["python", "-"]},
+        "a-start-file": {"args": {"env": {"PYTHONSTARTUP": str(script)}}},
+        "a-path": {"args": {"env": {"PYTHONPATH": str(marks)}}},
+        "a-library": {"args": {"env": {"LD_PRELOAD": str(script)}}},
+        "a-foreign-interpreter": {"args": {"python": "/usr/bin/python3"}},
+        "an-interpreter-by-its-path": {"argv": ["/usr/bin/python3", "train.py"]},
+        "an-interpreter-choice": {"environment": [{"kind": "python", "path": "/usr/bin/python3"}]},
+        "another-tree": {"code_tree": other},
+        "no-tree": {"code_tree": "", "folder": str(marks)},
+        "a-word-filled-later": {"argv": ["{name}", "train.py"]},
     }
 
 

@@ -203,6 +203,32 @@ BODIES: dict[str, Callable[[int], bytes]] = {
 }
 
 
+def watch(target: Target, every_s: float) -> None:
+    """Ask for the health on new connections until a line is on standard input; say how long the answers took.
+
+    Scheduled before all others, where that is permitted. A connection that is not made or not answered is left out.
+    """
+    with suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    took_s: list[float] = []
+    while sys.stdin not in select.select([sys.stdin], [], [], every_s)[0]:
+        with suppress(OSError, http.client.HTTPException):
+            took_s.append(health_s(target))
+    say(took_s)
+
+
+def health_s(target: Target) -> float:
+    """Return how long the answer to `/v1/health` took, once the connection was open."""
+    with dial(target) as line:
+        connection = http.client.HTTPConnection(host_of(target))
+        connection.sock = line
+        begun_s = time.perf_counter()
+        connection.request("GET", "/v1/health")
+        if connection.getresponse().status != 200:
+            raise http.client.HTTPException("it is not well")
+        return time.perf_counter() - begun_s
+
+
 def impostor(port: int, heard: str, path: str = "", mark: str = "", certificate: str = "") -> None:
     """Listen at a port and a Unix socket as a coordinator that hands out a job; keep whatever is heard in a file."""
     welcome = {"worker": "victim", "generation": 1, "heartbeat_s": 1, "lease_s": 9, "start_s": 9, "claim_wait_s": 1}
@@ -277,6 +303,7 @@ def main() -> None:
         "flood": flood,
         "drip": drip,
         "submit": submit,
+        "watch": watch,
         "impostor": impostor,
     }
     acts[order.pop("do")](**order)
