@@ -29,7 +29,7 @@ from peers import Installed
 from tests.servers import attacker
 from tests.servers.unix_http import UnixConnection
 
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 WARM = 5
 ATTACKERS = ("nice", "-n", "10")
 

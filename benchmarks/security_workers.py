@@ -155,9 +155,11 @@ def hostile_environments(scene: Scene) -> Iterator[Tried]:
     remote = free_port()
     with scene.serving() as coordinator, _impostor(scene, remote) as (heard, _):
         token = token_for(coordinator, "ben")
-        orders = [*_hostile_orders(scene, secret, remote, token, coordinator), *_spies(secret)]
-        good = _project(scene, "honest", "--find-links wheels\nalpha==1.0\n", token, coordinator)
-        orders.append(good)
+        orders = [
+            _project(scene, "honest", "--find-links wheels\nalpha==1.0\n", token, coordinator),
+            *_hostile_orders(scene, secret, remote, token, coordinator),
+            *_spies(secret),
+        ]
         target = target_of(coordinator)
         expected(asked(target, [request("POST", "/v1/jobs", submission(one), token=token) for one in orders]))
         settings = {"UV_OFFLINE": "1", "UV_NO_INDEX": "1", "PRIVATE": str(secret.parent), "MY_TOKEN": SECRET}
@@ -168,7 +170,7 @@ def hostile_environments(scene: Scene) -> Iterator[Tried]:
             wait_until(lambda: _state(coordinator, "honest") in ENDED, "the honest environment")
             if _state(coordinator, "honest") != "completed":
                 raise NotAsExpected(f"the honest environment: {_shown(coordinator, 'honest')[-3000:]}")
-            for one in orders[:-1]:
+            for one in orders[1:]:
                 yield _judged(coordinator, one["name"], may_start=True)
         yield Tried(
             what="remote includes", through=f"asked: {heard.read_bytes()[:100]!r}" if heard.stat().st_size else ""

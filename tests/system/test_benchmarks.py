@@ -76,6 +76,34 @@ def test_a_benchmark_runs_and_says_what_it_measured(name: str, bench: Path) -> N
     assert {row["verdict"] for row in answer["rows"]} == {"-"}, "a smoke run judges nothing"
 
 
+_LETTING_THROUGH = """
+import sys
+import security_cases
+from security_scene import Tried
+tried = Tried(what="a guess", through="it opened")
+security_cases.CASES[8] = ("wrong tokens", lambda scene: iter((tried, Tried(what="another"))))
+sys.exit(security_cases.main())
+"""
+
+
+def test_a_smoke_run_of_the_security_cases_fails_if_one_attack_is_not_refused(bench: Path) -> None:
+    words = ["--quick", "--json", "--case", "8", "--bench", str(bench)]
+    done = subprocess.run(
+        [sys.executable, "-c", _LETTING_THROUGH, *words],
+        cwd=BENCHMARKS,
+        capture_output=True,
+        text=True,
+        timeout=6 * PATIENCE_S,
+        check=False,
+    )
+    answer = json.loads(done.stdout)
+    if any("not installed" in row["why_missing"] for row in answer["rows"]):
+        pytest.skip(answer["rows"][0]["why_missing"])
+    assert done.returncode == 1, done.stderr
+    assert "2 tried, 1 refused" in done.stderr
+    assert "NOT REFUSED: a guess: it opened" in done.stderr
+
+
 def test_every_question_is_asked_when_all_are() -> None:
     assert {path.stem for path in BENCHMARKS.glob("*.py")} - NO_QUESTION == set(NAMES)
 

@@ -132,7 +132,7 @@ def test_another_user_learns_only_that_it_serves(base: Path, index: Path):
     with started(shell, "serve", "--listen", "127.0.0.1:0", "--json") as serving:
         ready = line_of(serving)
         asked = [("GET", path) for path in GETS] + [("POST", path) for path in POSTS]
-        requests = [
+        requests: list[dict[str, Any]] = [
             {"method": method, "path": path} | ({"json": {}} if method == "POST" else {}) for method, path in asked
         ]
         tcp = {"kind": "tcp", "port": int(ready["url"].rpartition(":")[2])}
