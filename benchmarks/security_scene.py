@@ -80,7 +80,7 @@ class Scene:
     ) -> Iterator[Coordinator]:
         """Run a coordinator, and watch its memory and its answers to `/v1/health` until the block ends."""
         if self.shared is not None and listen == "127.0.0.1:0":
-            with watching(self.shared, self.watched, every_s=0.1):
+            with watching(self.shared, self.watched, every_s=0.5):
                 yield self.shared
             left = [job["id"] for job in ask_as_owner(self.shared, "GET", "/v1/jobs?state=pending")["jobs"]]
             if left:
@@ -169,7 +169,7 @@ def wait_until(claim: Callable[[], object], what: str, patience_s: float = PATIE
     while not claim():
         if time.monotonic() > until_s:
             raise NotAsExpected(f"it did not come true in {patience_s:.0f} s: {what}")
-        time.sleep(0.1)
+        time.sleep(0.2)
 
 
 @contextmanager

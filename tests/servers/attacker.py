@@ -63,6 +63,8 @@ FLOODS = {
         b"GET / HTTP/1.1\r\nhost: %b\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n", b"y"
     ),
 }
+WHOLE = ("requests without waiting", "large requests without waiting")
+"""Those of whole requests: all may be taken and answered, as long as they are not kept."""
 DRIPS = {"a header": _POST + b"x: ", "a trailer": _CHUNKED + b"0\r\nt: ", "a chunk extension": _CHUNKED + b"1;"}
 """Beginnings of requests that are continued byte by byte."""
 
