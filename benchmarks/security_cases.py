@@ -97,6 +97,8 @@ def _run(bench: Benchmark, number: int, scene: Scene) -> tuple[list[Tried], Watc
     except Exception as error:  # noqa: BLE001 - the other cases follow
         bench.say(traceback.format_exc())
         tried.append(Tried(what="the case itself", through=repr(error)))
+    if not scene.watched.answers_s and not bench.quick:
+        tried.append(Tried(what="the watch", through="no answer was measured"))
     watched, count = scene.watched, sum(bool(one.through) for one in tried)
     slowest_s = max(watched.answers_s, default=0.0)
     peak, answer = f"{watched.peak_bytes / 1e6:.0f} MB", f"{slowest_s * 1e3:.0f} ms"

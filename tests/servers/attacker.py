@@ -29,6 +29,7 @@ SYSTEM_PYTHON = "/usr/bin/python3"
 """One that every user may start: that of the tests may lie in its owner's home."""
 NOBODY = 65534
 STALLED_S = 3.0
+UNANSWERED_S = 60.0
 _PIECE_BYTES = 64 * 1024
 _POST = b"POST /v1/join/begin HTTP/1.1\r\nhost: %b\r\n"
 _CHUNKED = _POST + b"transfer-encoding: chunked\r\n\r\n"
@@ -73,7 +74,7 @@ def host_of(target: Target) -> str:
     return "localhost" if target["kind"] == "unix" else f"127.0.0.1:{target['port']}"
 
 
-def dial(target: Target, timeout_s: float = 60.0) -> socket.socket:
+def dial(target: Target, timeout_s: float = UNANSWERED_S) -> socket.socket:
     """Connect to a target; whom TLS shows there is not looked at."""
     if target["kind"] == "unix":
         line = socket.socket(socket.AF_UNIX)
@@ -208,14 +209,16 @@ BODIES: dict[str, Callable[[int], bytes]] = {
 def watch(target: Target, every_s: float) -> None:
     """Ask for the health on new connections until a line is on standard input; say how long the answers took.
 
-    Scheduled before all others, where that is permitted. A connection that is not made or not answered is left out.
+    Scheduled before all others, where that is permitted. No answer counts as `UNANSWERED_S`.
     """
     with suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     took_s: list[float] = []
     while sys.stdin not in select.select([sys.stdin], [], [], every_s)[0]:
-        with suppress(OSError, http.client.HTTPException):
+        try:
             took_s.append(health_s(target))
+        except (OSError, http.client.HTTPException):
+            took_s.append(UNANSWERED_S)
     say(took_s)
 
 
