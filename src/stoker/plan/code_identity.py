@@ -227,49 +227,59 @@ def files_behind(script: str, *, module: str = "", roots: Sequence[str] = ()) ->
     return sorted(found)
 
 
-def digest_of_syntax(syntax: ast.AST) -> str:
-    """Digest the meaning-bearing part of a syntax tree, the same on every version of Python that has the syntax."""
-    digest = sha256()
+def digest_of_syntax(syntax: ast.AST, imports: list[ast.Import | ast.ImportFrom] | None = None) -> str:
+    """Digest the meaning-bearing part of a syntax tree, the same on every version of Python that has the syntax.
+
+    The import statements anywhere in it are added to `imports`.
+    """
+    parts: list[bytes] = []
     # A stack and not recursion: a sum of a thousand terms is a tree a thousand deep.
     stack: list[Any] = [syntax]
     while stack:
         item = stack.pop()
         if type(item) is _Mark:
-            digest.update(item.encode() + b"\0")
+            parts.append(item)
         elif isinstance(item, ast.AST):
-            digest.update(f"({type(item).__name__}\0".encode())
-            stack.append(_Mark(")"))
-            for name, value in reversed(_telling_fields(item)):
-                stack += (value, _Mark(name))
+            if imports is not None and isinstance(item, ast.Import | ast.ImportFrom):
+                imports.append(item)
+            begin, fields = _FORMS.get(type(item)) or _form_of(type(item))
+            parts.append(begin)
+            stack.append(_END)
+            for name, mark in fields:
+                value = getattr(item, name, None)
+                if name == "body" and isinstance(item, _DOCUMENTED):
+                    value = _without_docstring(item.body)
+                elif type(item) is ast.JoinedStr:
+                    # Python 3.12 puts empty texts into f-strings where others have none.
+                    value = [part for part in item.values if not (isinstance(part, ast.Constant) and part.value == "")]
+                # Absent and empty fields are left out: newer versions of Python add such fields to old syntax.
+                if value is not None and value != []:
+                    stack += (value, mark)
         elif isinstance(item, list):
-            stack += (_Mark("]"), *reversed(item), _Mark("["))
+            stack += (_END_OF_LIST, *reversed(item), _LIST)
         else:
             # `ascii` and not `repr`: which characters are printable changes with the version of Python.
-            digest.update(f"{type(item).__name__} {item!a}\0".encode())
-    return digest.hexdigest()
+            parts.append(f"{type(item).__name__} {item!a}\0".encode())
+    return sha256(b"".join(parts)).hexdigest()
 
 
-class _Mark(str):
-    """Text of the form itself, as opposed to text that stands in the tree."""
+class _Mark(bytes):
+    """Bytes of the form itself, as opposed to a value that stands in the tree."""
 
     __slots__ = ()
 
 
-def _telling_fields(node: ast.AST) -> list[tuple[str, Any]]:
-    fields = []
-    for name, value in ast.iter_fields(node):
-        if name in ("ctx", "type_comment", "kind", "type_ignores"):
-            continue
-        told = value
-        if name == "body" and isinstance(node, _DOCUMENTED):
-            told = _without_docstring(value)
-        elif isinstance(node, ast.JoinedStr):
-            # Python 3.12 puts empty texts into f-strings where others have none.
-            told = [part for part in value if not (isinstance(part, ast.Constant) and part.value == "")]
-        # Absent and empty fields are left out: newer versions of Python add such fields to old syntax.
-        if told is not None and told != []:
-            fields.append((name, told))
-    return fields
+_END, _LIST, _END_OF_LIST = _Mark(b")\0"), _Mark(b"[\0"), _Mark(b"]\0")
+_UNTOLD = ("ctx", "type_comment", "kind", "type_ignores")
+_FORMS: dict[type, tuple[_Mark, tuple[tuple[str, _Mark], ...]]] = {}
+"""Of each class of syntax: how it begins, and its telling fields with their marks, the last one first."""
+
+
+def _form_of(kind: type[ast.AST]) -> tuple[_Mark, tuple[tuple[str, _Mark], ...]]:
+    names = [name for name in reversed(kind._fields) if name not in _UNTOLD]
+    form = _Mark(f"({kind.__name__}\0".encode()), tuple((name, _Mark(name.encode() + b"\0")) for name in names)
+    _FORMS[kind] = form
+    return form
 
 
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -300,18 +310,19 @@ def _digest_of_module(text: bytes, path: str, name: str) -> tuple[str, tuple[str
 # The stages of a cookbook share most of their modules.
 @lru_cache(maxsize=256)
 def _understood(text: bytes, path: str, name: str) -> tuple[str, tuple[str, ...]]:
-    syntax = ast.parse(text, filename=path)
-    return digest_of_syntax(syntax), tuple(_imports(syntax, name, is_package=path.endswith("__init__.py")))
+    imports: list[ast.Import | ast.ImportFrom] = []
+    digest = digest_of_syntax(ast.parse(text, filename=path), imports)
+    return digest, tuple(_imported(imports, name, is_package=path.endswith("__init__.py")))
 
 
-def _imports(syntax: ast.AST, module: str, *, is_package: bool) -> Iterator[str]:
-    """Name every module that an import statement anywhere in the tree may load, parents included."""
+def _imported(statements: Iterable[ast.Import | ast.ImportFrom], module: str, *, is_package: bool) -> Iterator[str]:
+    """Name every module that import statements of a module may load, parents included."""
     package = module if is_package else module.rpartition(".")[0]
-    for node in ast.walk(syntax):
+    for node in statements:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield from _with_parents(alias.name)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = _absolute(node.module, node.level, package)
             yield from _with_parents(base)
             for alias in node.names:
