@@ -48,6 +48,11 @@ def encode(value: object) -> bytes:
     return b"".join(parts)
 
 
+def encode_list(*items: bytes) -> bytes:
+    """Return the canonical bytes of a list whose items are given by their canonical bytes."""
+    return b"l%d:%b" % (len(items), b"".join(items))
+
+
 def _encode(value: object, put: Callable[[bytes], None], depth: int) -> None:
     encoder = _ENCODERS.get(type(value))
     if encoder is None:

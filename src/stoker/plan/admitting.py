@@ -32,7 +32,9 @@ class MemoryGate:
         self._first: Memory | None = None
 
     def never(self, node: Node) -> str:
-        """Say why a node can never start here, or give an empty text."""
+        """Return why a node can never start here, or an empty text."""
+        if not node.needs.memory_bytes:
+            return ""
         answer = admit(node.needs.memory_bytes, self._whole())
         return answer.why if isinstance(answer, TooLarge) else ""
 

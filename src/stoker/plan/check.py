@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from stoker.host.garbage import searched_seldom
 from stoker.model.errors import FileFaults, PlanFaults, StokerError
 from stoker.model.faults import Fault
+from stoker.model.frozen import changeable, fresh
 from stoker.model.resources import Needs
 from stoker.model.retry import RetryPolicy
 from stoker.model.suggest import did_you_mean
@@ -25,7 +26,7 @@ from stoker.plan.stage import Port, Stage, contradictions_in
 _ID = re.compile(r"(?!\.)[\w.+=,-]{1,100}")
 
 
-@dataclass(slots=True, kw_only=True)
+@changeable
 class Draft:
     """A node as it was written down, before anyone believed it."""
 
@@ -33,7 +34,7 @@ class Draft:
     stage: Stage
     args: Any = None
     """Values by name, or the stage's own args object."""
-    feeds: list[tuple[str | None, str]] = field(default_factory=list)
+    feeds: list[tuple[str | None, str]] = fresh(factory=list)
     """(port or None for the one that fits, producer), in order."""
     fans_out: bool = False
     retry: RetryPolicy | None = None
@@ -43,6 +44,11 @@ class Draft:
 
 def compile_plan(name: str, drafts: Sequence[Draft], *, final: str | None, keep: Sequence[str] = ()) -> Plan:
     """Turn drafts into a plan, or raise `PlanFaults` (or `FileFaults`) with everything that is wrong."""
+    with searched_seldom():
+        return _compile(name, drafts, final, keep)
+
+
+def _compile(name: str, drafts: Sequence[Draft], final: str | None, keep: Sequence[str]) -> Plan:
     faults: list[Fault] = []
     by_id: dict[str, Draft] = {}
     for draft in drafts:

@@ -49,6 +49,9 @@ class Node:
         return self.timeout_s if self.timeout_s is not None else self.stage.timeout_s
 
     def producers(self) -> tuple[str, ...]:
+        """Return the nodes that feed it, each once."""
+        if not self.inputs:
+            return ()
         return tuple(dict.fromkeys(producer for feeding in self.inputs.values() for producer in feeding))
 
     def fanned_ports(self, nodes: Mapping[str, Node]) -> frozenset[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from stoker.model.digests import digest_value
-from stoker.model.encoding import MAX_DEPTH, NotEncodable, encode
+from stoker.model.encoding import MAX_DEPTH, NotEncodable, encode, encode_list
 
 VECTORS = json.loads(Path(__file__, "../../../golden/encoding.json").resolve().read_text("utf-8"))
 NAMED = {vector["name"]: vector for vector in VECTORS}
@@ -196,3 +196,9 @@ def test_a_refusal_names_the_place(value, path):
 def test_a_refusal_is_a_value_error_for_callers_that_know_no_more():
     with pytest.raises(ValueError, match="canonical form"):
         encode(object())
+
+
+def test_a_list_can_be_put_together_from_its_encoded_items():
+    items = [1, "two", [], {"three": [3.0, None]}]
+    assert encode_list(*map(encode, items)) == encode(items)
+    assert encode_list() == encode([])

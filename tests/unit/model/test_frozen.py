@@ -7,7 +7,15 @@ import sys
 
 import pytest
 
-from stoker.model.frozen import changed, compile_constructors, fields_of, fresh, frozen, frozen_by_position
+from stoker.model.frozen import (
+    changeable,
+    changed,
+    compile_constructors,
+    fields_of,
+    fresh,
+    frozen,
+    frozen_by_position,
+)
 
 
 @frozen
@@ -21,6 +29,13 @@ class Lease:
     @property
     def is_long(self) -> bool:
         return self.expires_s > 10
+
+
+@changeable
+class Attempt:
+    name: str
+    tries: int = 0
+    notes: list[str] = fresh(factory=list)
 
 
 @frozen_by_position
@@ -143,20 +158,22 @@ print(best(frozen) / best(dataclass(frozen=True, slots=True, kw_only=True)))
     assert float(ended.stdout) < 0.5
 
 
-def test_a_constructor_is_compiled_when_the_first_object_is_made_and_not_before() -> None:
+def test_a_constructor_is_compiled_when_the_third_object_is_made_and_not_before() -> None:
     @frozen
     class Late:
         size: int
         parts: list[int] = fresh(factory=list)
 
     at_import = Late.__init__
-    first = Late(size=1)
+    made = [Late(size=1), Late(size=1)]
+    assert Late.__init__ is at_import
+    made.append(Late(size=1))
     compiled = Late.__init__
     assert compiled is not at_import
-    second = Late(size=1)
+    made.append(Late(size=1))
     assert Late.__init__ is compiled
-    assert first == second
-    assert first.parts is not second.parts
+    assert all(one == made[0] for one in made)
+    assert len({id(one.parts) for one in made}) == 4
 
 
 def test_a_process_that_forks_can_compile_all_constructors_before() -> None:
@@ -189,3 +206,74 @@ def test_the_first_object_refuses_what_every_other_does() -> None:
         said.append(str(refused.value))
     assert said[0] == said[1]
     assert "unexpected keyword argument 'length'" in said[0]
+
+
+def test_a_changeable_object_can_be_changed_and_equals_only_itself() -> None:
+    one, other = Attempt(name="train"), Attempt(name="train")
+    one.tries += 1
+    one.notes.append("slow")
+    assert (one.tries, one.notes, other.tries, other.notes) == (1, ["slow"], 0, [])
+    assert one == one  # noqa: PLR0124 - that is what is said of it
+    assert one != other
+    assert {one: "first", other: "second"}[one] == "first"
+    assert fields_of(one) == {"name": "train", "tries": 1, "notes": ["slow"]}
+    assert repr(other) == "Attempt(name='train', tries=0, notes=[])"
+
+
+def test_a_changeable_object_has_no_fields_but_those_declared() -> None:
+    attempt = Attempt(name="train")
+    with pytest.raises(AttributeError):
+        attempt.trys = 1  # type: ignore[attr-defined]
+    with pytest.raises(TypeError):
+        Attempt("train")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("made_before", [0, 1, 2, 3])
+def test_odd_arguments_are_refused_however_many_objects_there_are(made_before: int) -> None:
+    @frozen
+    class Small:
+        name: str
+        notes: list[str] = fresh(factory=list)
+
+    for _ in range(made_before):
+        assert Small(name="a").notes == []
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'name'"):
+        Small()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nme'"):
+        Small(nme="a")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'other'"):
+        Small(name="a", other=1)  # type: ignore[call-arg]
+    assert Small(name="a") == Small(name="a", notes=[])
+
+
+def test_the_first_objects_are_made_as_all_later_ones() -> None:
+    @frozen
+    class Small:
+        number: int = 1
+        notes: list[str] = fresh(factory=list)
+
+        def __post_init__(self) -> None:
+            if self.number <= 0:
+                message = f"{self.number} is not positive"
+                raise ValueError(message)
+
+    made = [Small(number=number) for number in (1, 2, 3, 4)]
+    assert [one.number for one in made] == [1, 2, 3, 4]
+    assert len({id(one.notes) for one in made}) == 4
+
+
+@pytest.mark.parametrize("made_before", [0, 3])
+def test_values_are_refused_from_the_first_object_on(made_before: int) -> None:
+    @frozen
+    class Small:
+        number: int
+
+        def __post_init__(self) -> None:
+            if self.number <= 0:
+                message = f"{self.number} is not positive"
+                raise ValueError(message)
+
+    for number in range(1, made_before + 1):
+        Small(number=number)
+    with pytest.raises(ValueError, match="-1 is not positive"):
+        Small(number=-1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Iterable
 
+from stoker.host.garbage import searched_seldom
 from stoker.model.errors import PlanDeadline, StageFailed, StokerError
 from stoker.model.retry import Again, Cause, decide_retry
 from stoker.model.units import format_duration
@@ -117,7 +118,7 @@ class Executor:
         deadline_s = None if limit_s is None else started_s + limit_s
         try:
             self._launchpad.refuse_the_impossible(self._plan.nodes)
-            with heeding(self._moment.heed):
+            with heeding(self._moment.heed), searched_seldom():
                 self._start_what_can()
                 while not self._schedule.is_over:
                     self._wait()
