@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from typing import TYPE_CHECKING, Protocol
 
 from stoker.hardware.host_name import host_name
@@ -58,6 +57,8 @@ def data_places_of(house: _House) -> DataPlaces:
 
 def open_hub(house: _House, transport: Transport, stop: Stop, heed: Callable[[int], None]) -> Hub:
     """Give the hub, as this home's settings name it; `heed` is told of every byte that comes."""
+    from random import SystemRandom
+
     from stoker.host.disk import free_bytes
     from stoker.store.download.counting import counting
     from stoker.store.download.patience import Patience
@@ -68,7 +69,7 @@ def open_hub(house: _House, transport: Transport, stop: Stop, heed: Callable[[in
         transport=transport,
         clock=house.clock,
         free_bytes=free_bytes,
-        jitter=random.SystemRandom().random,
+        jitter=SystemRandom().random,
         say=counting(heed),
     )
     return Hub(house.hub_settings(""), tools=tools, patience=Patience(attempts=_ATTEMPTS), stop=stop, memo=house.memo)

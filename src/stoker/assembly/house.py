@@ -6,7 +6,6 @@ So a command pays only for what it uses.
 from __future__ import annotations
 
 import os
-import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -76,7 +75,7 @@ class Assembly(ThisMachine):
 
     def entropy(self) -> int:
         """Give fresh random bits, for ids."""
-        return random.SystemRandom().getrandbits(32)
+        return int.from_bytes(os.urandom(4))
 
     @cached_property
     def catalogue(self) -> Catalogue:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
 from collections.abc import Mapping
 
 from stoker.model.errors import BadInput
@@ -75,7 +74,9 @@ class Settings:
         session = self.environment.get("XDG_RUNTIME_DIR", "")
         if session and _is_own(session):
             return os.path.join(session, "stoker-companies")
-        return os.path.join(tempfile.gettempdir(), f"stoker-companies-{os.geteuid()}")
+        from tempfile import gettempdir
+
+        return os.path.join(gettempdir(), f"stoker-companies-{os.geteuid()}")
 
     @property
     def company_linger_s(self) -> float:

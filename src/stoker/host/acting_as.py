@@ -7,13 +7,16 @@ root's own: root loses nothing by it.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from stoker.model.errors import Bug
+
+if TYPE_CHECKING:
+    import ctypes
 
 _NOBODY = 0xFFFFFFFF
 """Refused by the kernel, which answers with who it is now."""
@@ -53,10 +56,14 @@ def acting_as_owner(folder: str) -> Iterator[None]:
 
 
 def _set(call: ctypes._NamedFuncPointer, wanted: int) -> None:
-    call(ctypes.c_uint(wanted))
-    if call(ctypes.c_uint(_NOBODY)) != wanted:
+    from ctypes import c_uint  # noqa: PLC0415 - milliseconds that a cached run never needs
+
+    call(c_uint(wanted))
+    if call(c_uint(_NOBODY)) != wanted:
         raise Bug(f"the kernel does not let us act as {wanted}")
 
 
 def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
+    from ctypes import CDLL  # noqa: PLC0415 - milliseconds that a cached run never needs
+
+    return CDLL(None)

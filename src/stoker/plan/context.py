@@ -6,11 +6,13 @@ import math
 import os
 from collections.abc import Callable
 from operator import index
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stoker.model.errors import Cancelled, StageDiverged
 from stoker.plan.kind import Kind
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 K = TypeVar("K", bound=Kind[Any])
 
@@ -46,18 +48,18 @@ class StageContext:
     @property
     def out(self) -> Path:
         """The staging folder of this attempt: empty at the start, taken into the store if the stage succeeds."""
-        return Path(self._out)
+        return _path(self._out)
 
     @property
     def scratch(self) -> Path:
         """A folder that survives attempts and runs until this work succeeds: the place for checkpoints."""
         if self._scratch:
             os.makedirs(self._scratch, exist_ok=True)
-        return Path(self._scratch or self._out)
+        return _path(self._scratch or self._out)
 
     def save(self, kind: type[K], value: Any) -> K:
         """Write a value through its kind's codec and give the handle to return."""
-        kind.save(value, Path(self._out, kind.file) if kind.file else Path(self._out))
+        kind.save(value, kind.path_in(self._out))
         return kind.at(self._out)
 
     def made(self, kind: type[K]) -> K:
@@ -69,7 +71,7 @@ class StageContext:
         folder = os.path.join(self._out, f"{self._items:06d}")
         os.mkdir(folder)
         self._items += 1
-        kind.save(value, Path(folder, kind.file) if kind.file else Path(folder))
+        kind.save(value, kind.path_in(folder))
         return kind.at(folder)
 
     def step(self, step: int, *, of: int | None = None, **metrics: float) -> None:
@@ -100,3 +102,9 @@ class StageContext:
         """Raise if the run is being cancelled: call it now and then in long loops."""
         if self._is_cancelled():
             raise Cancelled(f"{self.node} was asked to stop")
+
+
+def _path(of: str) -> Path:
+    from pathlib import Path  # noqa: PLC0415 - milliseconds that a cached run never needs
+
+    return Path(of)

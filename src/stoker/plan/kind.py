@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from stoker.model.artifacts import ArtifactRef, KindRef
 from stoker.model.digests import Digest
 from stoker.model.json_text import dumps, loads
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 T = TypeVar("T")
 
@@ -55,8 +57,14 @@ class Kind(Generic[T]):
     def path(self) -> Path:
         """The artifact's file, or its folder. Read-only."""
         folder = self._where if isinstance(self._where, str) else self._where()
-        file = type(self).file
-        return Path(folder, file) if file else Path(folder)
+        return self.path_in(folder)
+
+    @classmethod
+    def path_in(cls, folder: str) -> Path:
+        """Return where an artifact of this kind lies that a folder holds: its file, or the folder."""
+        from pathlib import Path  # noqa: PLC0415 - milliseconds that a cached run never needs
+
+        return Path(folder, cls.file) if cls.file else Path(folder)
 
     def as_ref(self) -> ArtifactRef:
         return ArtifactRef(self.ref(), self.digest)
@@ -69,9 +77,7 @@ class Kind(Generic[T]):
             if found != [cls.file]:
                 message = f"expected the single file {cls.file}, found {', '.join(found) or 'nothing'}"
                 raise ValueError(message)
-            cls.validate(Path(folder, cls.file))
-        else:
-            cls.validate(Path(folder))
+        cls.validate(cls.path_in(folder))
 
     @classmethod
     def at(cls, folder: str) -> Self:
@@ -117,7 +123,7 @@ class TextKind(Kind[str]):
         return self.path.read_bytes().decode()
 
 
-class TreeKind(Kind[Path]):
+class TreeKind(Kind["Path"]):
     """A kind that is a folder; its value is the folder's path."""
 
     def load(self) -> Path:

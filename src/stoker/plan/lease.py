@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
 
 from stoker.host.brief_lock import BriefLocks
 from stoker.host.durable import translated
@@ -17,7 +16,7 @@ from stoker.host.identity import Liveness, ProcessIdentity, is_alive, mine
 from stoker.model.clock import Clock
 from stoker.model.digests import Digest
 from stoker.model.errors import StokerError
-from stoker.model.frozen import frozen
+from stoker.model.frozen import changeable, frozen
 from stoker.model.json_text import dumps, loads
 from stoker.model.printable import one_line
 from stoker.model.units import format_duration
@@ -75,7 +74,7 @@ def decide_lease(current: Lease | None, *, me: ProcessIdentity, owner_liveness: 
     return Held(who=who, why=f"{who} {works}: the same stage, with the same inputs")
 
 
-@dataclass(slots=True)
+@changeable
 class _Mine:
     """A lease that we hold."""
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from stoker.model.digests import Digest
 from stoker.model.errors import StokerError
-from stoker.model.frozen import frozen
+from stoker.model.frozen import changeable, frozen
 from stoker.model.retry import Cause
 from stoker.plan.cache import Product
 
@@ -23,7 +22,7 @@ class Ending(StrEnum):
     PRUNED = "pruned"
 
 
-@dataclass(slots=True, kw_only=True)
+@changeable
 class NodeResult:
     """One node's end."""
 

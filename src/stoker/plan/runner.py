@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -238,6 +237,8 @@ def judge_made(stage: Stage, made: Any, out: str) -> Finished | Failed:
     try:
         _check_made(stage, made, out)
     except Exception as error:  # noqa: BLE001 - a validator may raise anything
+        import traceback  # noqa: PLC0415 - milliseconds that a cached run never needs
+
         text = str(error) or type(error).__name__
         return Failed(
             cause=Cause.VALIDATION,
@@ -249,6 +250,8 @@ def judge_made(stage: Stage, made: Any, out: str) -> Finished | Failed:
 
 def failure_of(error: BaseException) -> Failed:
     """Turn what a stage raised into a cause and one line for people."""
+    import traceback  # noqa: PLC0415 - milliseconds that a cached run never needs
+
     # Where it was when somebody no longer wanted it is nobody's business.
     detail = f"{error}\n" if isinstance(error, Cancelled) else "".join(traceback.format_exception(error))
     if isinstance(error, StokerError):
@@ -283,6 +286,8 @@ _CAUSES: tuple[tuple[type[StokerError], Cause], ...] = (
 
 
 def _where_raised(error: BaseException) -> str:
+    import traceback  # noqa: PLC0415 - milliseconds that a cached run never needs
+
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return ""

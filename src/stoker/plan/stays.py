@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.model.frozen import frozen
+from stoker.model.frozen import changeable, fresh, frozen
 from stoker.model.printable import one_line
 
 _MOST_NAMED = 16
@@ -42,12 +41,12 @@ def read_stay(told: object) -> Stay | None:
     return Stay(process=process, members=members, others=others, named=tuple(map(_name, named[:_MOST_NAMED])))
 
 
-@dataclass(slots=True)
+@changeable
 class _Seated:
     name: str
     members: int
     others: int = 0
-    named: list[str] = field(default_factory=list)
+    named: list[str] = fresh(factory=list)
 
     def meet(self, another: _Seated, members: int) -> None:
         self.others += 1
@@ -66,7 +65,7 @@ class Stays:
     def came(self, seat: int, name: object) -> None:
         """Somebody takes a seat."""
         members = len(self._seated) + 1
-        newcomer = _Seated(_name(name), members)
+        newcomer = _Seated(name=_name(name), members=members)
         for one in self._seated.values():
             one.meet(newcomer, members)
             newcomer.meet(one, members)

@@ -12,7 +12,6 @@ import contextlib
 import itertools
 import math
 import os
-import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -394,6 +393,8 @@ def _still_is(path: str, data: bytes | None) -> bool:
 
 def _own_copy(walked: Walked) -> tuple[str, int]:
     """Copy a file that has other names too: whoever has those could change a blob, and would find theirs read-only."""
+    import shutil  # noqa: PLC0415 - milliseconds that a cached run never needs
+
     copy = os.path.join(os.path.dirname(walked.path), f".stoker-own-{os.urandom(8).hex()}")
     shutil.copyfile(walked.path, copy)
     if hash_file(copy)[0] != walked.entry.sha256:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
 from enum import StrEnum
 from typing import BinaryIO
@@ -143,6 +142,8 @@ def _copy(source: BinaryIO, target: BinaryIO) -> How:
         with contextlib.suppress(OSError):
             while os.copy_file_range(source.fileno(), target.fileno(), _AT_ONCE_BYTES):
                 pass
+    import shutil  # noqa: PLC0415 - milliseconds that a cached run never needs
+
     by_kernel = os.lseek(target.fileno(), 0, os.SEEK_CUR)
     # From where the kernel left off, should it not do this at all, or not between these two.
     shutil.copyfileobj(source, target, _BLOCK_BYTES)

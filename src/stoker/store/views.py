@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import shutil
 import stat
 from bisect import bisect_left
 
@@ -94,6 +93,8 @@ def _show(store: LocalStore, record: Record, entry: TreeEntry, path: str) -> Non
         with open(path, "wb") as file:
             file.write(record.inline[entry.path])
     elif entry.executable:
+        import shutil  # noqa: PLC0415 - milliseconds that a cached run never needs
+
         shutil.copyfile(blob, path)
     else:
         os.symlink(blob, path)

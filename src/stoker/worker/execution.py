@@ -10,8 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stoker.config.adapters import BEST
 from stoker.host.durable import remove_tree
@@ -21,7 +20,7 @@ from stoker.model.digests import Digest
 from stoker.model.errors import Bug, Cancelled, StokerError, Terminated, TrialsCancelled
 from stoker.model.events import Event, Kinds
 from stoker.model.exits import exit_code_of
-from stoker.model.frozen import frozen
+from stoker.model.frozen import changeable, fresh, frozen
 from stoker.model.lifecycle import JobState
 from stoker.plan.cache import Product
 from stoker.plan.engine import Engine
@@ -34,15 +33,15 @@ from stoker.plan.status import StatusWriter
 from stoker.store.local import LocalStore
 from stoker.store.results import LaidOut, Part, lay_out, make_beside, point_last_at, set_aside
 from stoker.worker.best_link import settle_best
-from stoker.worker.giving import parts_of_trial
 from stoker.worker.job_folder import JobEnd, JobFolder, JobSpec, job_folders
 from stoker.worker.leftovers import clear_stale_staging
 from stoker.worker.ran_code import RanCode
-from stoker.worker.standings import rank_trials
 from stoker.worker.sweep_end import clear_away, count_ends, error_of_sweep
 from stoker.worker.sweep_index import IndexEntry
-from stoker.worker.trial_watch import TrialWatch
 from stoker.worker.trials import KnownMetrics, Trial, TrialEnd, is_sweep
+
+if TYPE_CHECKING:
+    from stoker.worker.trial_watch import TrialWatch
 
 _GOOD = frozenset({Ending.HIT, Ending.RAN})
 
@@ -86,7 +85,7 @@ class JobResult:
     """Of a sweep, how its trials ended, in that order."""
 
 
-@dataclass(slots=True)
+@changeable
 class Execution:
     """One job under way."""
 
@@ -95,9 +94,9 @@ class Execution:
     tools: Tools
     out: str | None
     """The plain folder for the results (`stoker-out/NAME`), or None for none. `run` may take one beside it."""
-    options: RunOptions = field(default_factory=RunOptions)
+    options: RunOptions = fresh(factory=RunOptions)
     listeners: tuple[Listener, ...] = ()
-    papers: Mapping[str, bytes] = field(default_factory=dict)
+    papers: Mapping[str, bytes] = fresh(factory=dict)
     """More files for the job's folder, that say what was wanted."""
     trials: tuple[Trial, ...] = ()
     """Of a sweep, its points; else none or one."""
@@ -109,12 +108,12 @@ class Execution:
     """Stop a sweep in which everything fails in the same way."""
     followers: tuple[Follower, ...] = ()
     """Whoever else goes along with the run."""
-    foreseen: Mapping[str, Any] = field(default_factory=dict)
+    foreseen: Mapping[str, Any] = fresh(factory=dict)
     """What is known of it beforehand: its first event says so."""
     _executor: Executor | None = None
     _cancelled: StokerError | None = None
     _cancelled_nodes: frozenset[str] = frozenset()
-    _guard: threading.Lock = field(default_factory=threading.Lock)
+    _guard: threading.Lock = fresh(factory=threading.Lock)
     _emit: Callable[[Event], None] | None = None
     _made_out: str = ""
     """The folder that was made for the results because a running job has the one that was wanted."""
@@ -202,6 +201,8 @@ class Execution:
             self.ran_code.begin(str(event.fields["node"]))
 
     def _watch(self, folder: JobFolder) -> TrialWatch:
+        from stoker.worker.trial_watch import TrialWatch  # noqa: PLC0415 - for sweeps alone
+
         return TrialWatch(
             self.trials,
             settle=self._settle,
@@ -220,6 +221,8 @@ class Execution:
 
     def _settle(self, end: TrialEnd) -> str | None:
         """Write a trial down, lay it out as plain files and say where; of one that failed, clear what an older left."""
+        from stoker.worker.giving import parts_of_trial  # noqa: PLC0415 - for sweeps alone
+
         trial, is_good = end.trial, end.state == "completed"
         if self.ran_code is not None:
             self._warn(self.ran_code.warning(trial))
@@ -270,6 +273,8 @@ class Execution:
         done = [end for end in ends if end.out is not None]
         if not done or not any(node.stage.together for node in self.plan.nodes):
             return None
+        from stoker.worker.standings import rank_trials  # noqa: PLC0415 - for sweeps alone
+
         ranked = rank_trials(done, self.trials[0].args)
         if ranked is not None and ranked.best is not None:
             return ranked.best.end

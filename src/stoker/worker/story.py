@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.model.events import Kinds
+from stoker.model.frozen import changeable, fields_of, fresh
 
 _MOST_WARNINGS = 100
 
 
-@dataclass(slots=True, kw_only=True)
+@changeable
 class NodeStory:
     """One node as the journal tells it."""
 
@@ -22,7 +22,7 @@ class NodeStory:
     ending: str = "waiting"
     """hit, ran, failed, diverged, cancelled, pruned; running or waiting while there is no end."""
     why: str = ""
-    changes: list[dict[str, Any]] = field(default_factory=list)
+    changes: list[dict[str, Any]] = fresh(factory=list)
     key: str = ""
     digest: str = ""
     began_s: float | None = None
@@ -33,7 +33,7 @@ class NodeStory:
     hint: str = ""
     step: int | None = None
     of: int | None = None
-    metrics: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = fresh(factory=dict)
     told: str = ""
     """What it said last for people to see."""
     peak_rss_bytes: int | None = None
@@ -48,7 +48,7 @@ class NodeStory:
     """Of a fan-out, how many it has; they are nodes of their own."""
 
     def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__ if name != "title"}
+        return {name: value for name, value in fields_of(self).items() if name != "title"}
 
 
 class Story:

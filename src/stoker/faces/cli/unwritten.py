@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from stoker.plan.graph import Node
 from stoker.plan.outcome import Ending, NodeResult
@@ -31,6 +30,8 @@ def _is_unwritten(node: Node, nodes: Mapping[str, NodeResult]) -> bool:
     is_known = result is not None and result.ending is Ending.HIT
     if not folder or not is_known or not node.stage.name.startswith(f"{_COOKBOOK}/"):
         return False
+    from pathlib import Path
+
     from stoker.cookbooks.language.records import best_folder
 
     try:

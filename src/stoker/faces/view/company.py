@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.faces.view.grounds import ground_text
 from stoker.faces.view.signs import Signs, with_signs
@@ -13,8 +13,10 @@ from stoker.faces.view.times import span
 from stoker.model.frozen import fresh, frozen
 from stoker.model.units import format_size
 from stoker.worker.company_forecast import CompanyForecast
-from stoker.worker.standings import Ranked
 from stoker.worker.trials import TrialEnd
+
+if TYPE_CHECKING:
+    from stoker.worker.standings import Ranked
 
 _SPEED = "tokens_per_s"
 _THOUSAND = 1000

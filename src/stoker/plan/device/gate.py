@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from stoker.host.identity import ProcessIdentity
 from stoker.model.errors import Bug
-from stoker.model.frozen import frozen
+from stoker.model.frozen import changeable, frozen
 from stoker.model.resources import Needs
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@changeable
 class Taken:
     """Devices that one attempt holds."""
 

@@ -6,9 +6,9 @@ Also nodes that are cancelled by themselves, while the others go on, and how oft
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from stoker.model.digests import Digest
+from stoker.model.frozen import changeable
 
 SHORTEST_POLL_S = 0.02
 LONGEST_POLL_S = 1.0
@@ -17,7 +17,7 @@ _MOST_DECISIONS = 6
 _FIRST_PAUSE_S = 0.05
 
 
-@dataclass(slots=True)
+@changeable
 class _Moment:
     due_s: float
     pause_s: float

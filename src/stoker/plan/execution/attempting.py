@@ -13,7 +13,6 @@ import queue
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.host.durable import remove_tree
@@ -21,7 +20,7 @@ from stoker.host.imports import Source
 from stoker.host.log_file import LogFile
 from stoker.model.clock import Clock
 from stoker.model.errors import Cancelled, Faults, StokerError
-from stoker.model.frozen import frozen
+from stoker.model.frozen import changeable, fresh, frozen
 from stoker.model.retry import Cause
 from stoker.plan.admitting import MemoryGate
 from stoker.plan.cache import Cache, Committed, Product
@@ -67,7 +66,7 @@ class Report:
     """What has changed since it was decided about, so that nothing is kept: `READ_FIRST` or `EDITED_CODE`."""
 
 
-@dataclass(slots=True, kw_only=True)
+@changeable
 class Running:
     """An attempt under way, as the loop sees it."""
 
@@ -96,7 +95,7 @@ class Running:
     is_killed: bool = False
     is_committing: bool = False
     """The work has ended well and its result is being kept."""
-    is_over: threading.Event = field(default_factory=threading.Event)
+    is_over: threading.Event = fresh(factory=threading.Event)
 
 
 class Attempts:

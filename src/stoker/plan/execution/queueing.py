@@ -7,8 +7,8 @@ nodes cost as much as a handful. A node that was passed over often enough holds 
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
 
+from stoker.model.frozen import changeable
 from stoker.model.resources import Needs
 from stoker.plan.cache import Product
 from stoker.plan.graph import Node
@@ -18,7 +18,7 @@ _ROOM = 256
 _PATIENCE = 32
 
 
-@dataclass(slots=True, kw_only=True)
+@changeable
 class Waiting:
     """A node that would run now if there were room."""
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import ParamSpec, TypeVar
 
 from stoker.model.artifacts import ArtifactRef
 from stoker.model.clock import Clock
 from stoker.model.errors import Bug, StokerError
+from stoker.model.frozen import changeable, fresh
 from stoker.model.units import format_size
 from stoker.plan.graph import Node
 from stoker.plan.resolve import Execute, Resolver, Use
@@ -33,7 +33,7 @@ _TELL_EVERY_S = 10.0
 _LAST_PIECE_S = 1.0
 
 
-@dataclass(slots=True)
+@changeable
 class _Reader:
     """What is read for one node, by a thread once it is its turn."""
 
@@ -45,7 +45,7 @@ class _Reader:
     read_bytes: int = 0
     outcome: Mapping[str, str] | StokerError | None = None
     thread: threading.Thread | None = None
-    is_stopped: threading.Event = field(default_factory=threading.Event)
+    is_stopped: threading.Event = fresh(factory=threading.Event)
 
 
 class Moment:

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from enum import Enum
+
+from stoker.model.frozen import changeable, fresh
 
 
 class State(Enum):
@@ -34,11 +35,11 @@ class State(Enum):
 ENDED = frozenset({State.DONE, State.FAILED, State.DIVERGED, State.CANCELLED, State.PRUNED})
 
 
-@dataclass(slots=True)
+@changeable
 class _Place:
     rank: tuple[int, ...]
     needs: set[str]
-    feeds: list[str] = field(default_factory=list)
+    feeds: list[str] = fresh(factory=list)
     state: State = State.WAITING
 
 

@@ -8,7 +8,6 @@ link that somebody has laid to a larger disk: what is behind it then is what cou
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 from collections.abc import Iterator, Sequence
 
@@ -76,6 +75,8 @@ class DeclaredOutputs:
             beside = os.path.dirname(os.path.join(self._folder, path))
             os.symlink(os.path.relpath(leads_to, beside), target)
         else:
+            import shutil  # noqa: PLC0415 - milliseconds that a cached run never needs
+
             shutil.copy2(where, target, follow_symlinks=False)
 
     def _at(self, declared: str) -> str:
