@@ -15,6 +15,7 @@ from stoker.coordinator.database import migrating, opening
 from stoker.coordinator.database.opening import Database, open_database
 from stoker.coordinator.database.tables import METADATA
 from stoker.coordinator.queue.queries import Queries
+from stoker.coordinator.queue.turn import words_of
 from stoker.model.clock import SystemClock
 from stoker.model.errors import BadInput
 from stoker.model.fleet_errors import AlreadyServing, DatabaseTrouble, VersionSkew
@@ -80,6 +81,17 @@ def test_a_partial_index_leads_to_those_who_wait(sqlite_template: Path, name: st
     with closing(sqlite3.connect(sqlite_template)) as connection:
         plan = connection.execute(f"EXPLAIN QUERY PLAN {query.text}", [1] * len(query.names)).fetchall()
     assert [step[3].partition(" (")[0] for step in plan] == [f"SEARCH jobs USING INDEX {index}"]
+
+
+def test_every_guarded_write_of_many_rows_finds_each_by_its_key_on_postgresql(postgres_url: str) -> None:
+    """A plan is made once, for tables that are still empty, and going through all of one looks cheap then."""
+    with closing(open_database(postgres_url, clock=CLOCK)) as database, closing(database.connect_writer()) as writer:
+        statements = [one for one in words_of(database.dialect).statements.guarded if one.many_text]
+        plans = {one.text: writer.rows_of(f"EXPLAIN {one.many_text}", ("[]",)) for one in statements}
+    assert plans
+    for words, plan in plans.items():
+        lines = "\n".join(line for (line,) in plan)
+        assert "Index Cond" in lines, f"{words}\n{lines}"
 
 
 def test_one_coordinator_has_a_database_at_a_time(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Table, and_, bindparam, delete, false, insert, literal_column, null, text, true, update
+from sqlalchemy import Table, and_, bindparam, delete, false, insert, literal_column, null, or_, true, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Dialect
 
@@ -104,7 +104,10 @@ class Statements:
         attempt = and_(_at(ATTEMPTS), ATTEMPTS.c.attempt == bindparam("at_attempt"))
         self.start_attempt = self._guard(update(ATTEMPTS).where(attempt), "started_s")
         # An expired attempt may end once more: its result came back, and nobody else had been given the job.
-        is_open = text("attempts.ending IN ('', 'expired')")
+        # As parameters: PostgreSQL takes a condition of fixed values for one that few rows meet, and would go through
+        # all attempts for it instead of finding each by its key.
+        ending = ATTEMPTS.c.ending
+        is_open = or_(ending == bindparam("not_ended", ""), ending == bindparam("expired", "expired"))
         self.end_attempt = self._guard(
             update(ATTEMPTS).where(attempt, is_open),
             "started_s", "ended_s", "ending", "cause", "message", "hint", "exit_code", "tree", "facts",
