@@ -18,19 +18,21 @@ if TYPE_CHECKING:
     from stoker.worker.submitting.orders import Orders, Shipment
 
 _GOES_ON = "what was sent is kept; the same command goes on from there"
+_SENT_UNCHECKED_BYTES = 4 << 20
+"""So little is sent at once: to check ten thousand jobs first takes longer, and a prune takes what no job names."""
 
 
 def ship(call: Call, orders: Orders, client: FleetClient, check: Callable[[], object]) -> None:
     """Have every tree with the coordinator that the jobs name. Data stays where all machines are this one.
 
-    `check` is called before the first byte flows, to raise what would be refused afterwards.
+    `check` is called before the first byte of a large amount flows, to raise what would be refused afterwards.
     """
     missing = [
         one
         for one in orders.to_send(client.url)
         if not client.want_tree(one.digest, files=len(one.tree.entries), size_bytes=one.tree.size_bytes).is_here
     ]
-    if missing:
+    if sum(one.tree.size_bytes for one in missing) > _SENT_UNCHECKED_BYTES:
         check()
     for shipment in missing:
         _send(call, shipment, client)

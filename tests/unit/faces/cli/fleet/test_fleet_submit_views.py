@@ -10,6 +10,7 @@ import pytest
 
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.flags import Flags
+from stoker.faces.cli.fleet import ship
 from stoker.faces.cli.fleet.submit_changes import change_lines, counts_text, needs_text, order_lines
 from stoker.faces.cli.fleet.submit_summary import Summary, add_data, data_text
 from stoker.faces.cli.fleet.watching import Watching, ended_text, watch
@@ -80,6 +81,23 @@ def test_of_several_data_each_is_called_by_what_it_is_for(capsys: pytest.Capture
 
     assert line("data") == "data 9 B: read where it lies\n"
     assert line("base", "data") == "base 9 B: read where it lies · data 9 B: read where it lies\n"
+
+
+@pytest.mark.parametrize(("sizes", "steps"), [([4 << 20], ["sent"]), ([1, 4 << 20], ["checked", "sent", "sent"])])
+def test_only_a_large_amount_waits_for_the_jobs_to_be_checked(
+    sizes: list[int], steps: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trees = [Tree((TreeEntry("a", size, Digest("0" * 64)),)) for size in sizes]
+    shipments = tuple(Shipment(what="code", tree=tree, digest=tree.digest(), root="/p") for tree in trees)
+    client: Any = SimpleNamespace(
+        url="http://fleet",
+        want_tree=lambda tree, **_: TreeView(tree=tree, files=1, size_bytes=1, is_here=False),
+    )
+    done: list[str] = []
+    monkeypatch.setattr(ship, "_send", lambda *_: done.append("sent"))
+    call = cast("Call", None)
+    ship.ship(call, Orders(jobs=(), shipments=shipments), client, lambda: done.append("checked"))
+    assert done == steps
 
 
 def test_every_outcome_has_its_sign_and_its_words() -> None:
