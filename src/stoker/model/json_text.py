@@ -13,6 +13,7 @@ import re
 from typing import Any
 
 _TAGS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_NESTED = (dict, list, tuple)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -42,6 +43,8 @@ def loads(text: str | bytes) -> Any:
 def _write(value: object, indent: int | None, *, sort_keys: bool) -> str:
     if indent is None and not sort_keys:
         text = _COMPACT.encode(value)
+    elif indent is not None and not sort_keys and _is_flat(value):
+        text = _write_flat(value, indent)
     else:
         separators = (",", ":") if indent is None else (",", ": ")
         text = json.dumps(
@@ -49,6 +52,17 @@ def _write(value: object, indent: int | None, *, sort_keys: bool) -> str:
         )
     # A file name that is not UTF-8 reaches us with lone surrogates, and those have no bytes to be written as.
     return text if text.isascii() else _SURROGATE.sub(_escape, text)
+
+
+def _is_flat(value: object) -> bool:
+    return isinstance(value, dict) and bool(value) and not any(isinstance(item, _NESTED) for item in value.values())
+
+
+def _write_flat(value: object, indent: int) -> str:
+    """Write a map of plain values as `json.dumps` indents it. That has no quick way to indent; without, it has one."""
+    line = "\n" + " " * indent
+    body = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(f",{line}", ": ")).encode(value)
+    return f"{{{line}{body[1:-1]}\n}}"
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -79,6 +79,15 @@ def test_indented_text_says_the_same_in_more_room():
     )
 
 
+@settings(max_examples=100, deadline=None)
+@given(value=st.dictionaries(st.text(max_size=8), st.none() | st.booleans() | st.integers() | st.text(), max_size=6))
+@example(value={})
+@example(value={"a": "b,\n  c", "d": "}"})
+def test_a_flat_map_is_indented_as_pythons_own_writer_does(value):
+    if '"$' not in json.dumps(value):
+        assert dumps(value, indent=2).encode() == json.dumps(value, indent=2, ensure_ascii=False).encode()
+
+
 def test_a_key_that_is_a_number_or_an_enum_is_written_alike_with_and_without_tags_beside_it():
     class Colour(StrEnum):
         RED = "$red"

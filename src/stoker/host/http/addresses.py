@@ -10,6 +10,7 @@ import base64
 import ipaddress
 import re
 import socket
+from functools import lru_cache
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
 from stoker.model.errors import BadInput
@@ -59,6 +60,7 @@ class Address:
         return f"{self.origin}{self.target}"
 
 
+@lru_cache(maxsize=64)
 def read_address(url: str) -> Address:
     """Take a web address apart. Raises `BadInput` for anything that is not one."""
     parts = _split(url)
