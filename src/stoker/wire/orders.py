@@ -16,7 +16,26 @@ from stoker.wire.codec import alike, said
 from stoker.wire.protocol import Asked, Message
 
 MOST_JOBS = 100_000
-"""In one submission."""
+"""Of one manifest or command line."""
+MOST_JOBS_AT_ONCE = 5_000
+"""In one request, with the next two limits: a client sends more in parts, which it makes (`people_calls`)."""
+MOST_SUBMISSION_BYTES = 8 << 20
+MOST_SUBMISSION_VALUES = 500_000
+"""As `values_in` counts them: each takes about a hundred bytes of memory once it is read."""
+MOST_ORDER_BYTES = 1 << 20
+"""Of one job, as it is stored: all that it names and holds."""
+MOST_ORDER_VALUES = 20_000
+"""Of one job's arguments, point and identity together."""
+MOST_DEPTH = 32
+MOST_KEY = 256
+MOST_TEXT = 256 * 1024
+"""Characters of one value."""
+_SHOWN = 80
+_CONTAINERS = frozenset({dict, list, tuple})
+MOST_SOURCE = 4096
+"""Characters; every job's row has it."""
+PREFIX = 16
+"""Digits of an id that tell all jobs of a manifest apart."""
 
 
 def _inner(path: str) -> str:
@@ -27,6 +46,7 @@ def _inner(path: str) -> str:
 
 
 JobId = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+JobPrefix = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{PREFIX}}}$")]
 Bytes = Annotated[int, Field(ge=0, le=1 << 60)]
 CodeFolder = Annotated[str, Field(max_length=1024), AfterValidator(_inner)]
 Priority = Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)]
@@ -174,6 +194,39 @@ def job_order(**fields: Any) -> JobOrder:
         raise BadInput(f"job {fields.get('name', '')!r} can't be submitted: {said(error)}") from None
 
 
+def values_fault(order: JobOrder) -> str:
+    """Return which value of a job's arguments, point or identity is beyond the limits of one job; empty if none is."""
+    waiting: list[tuple[str, Any, int]] = [
+        ("point", order.point, 1),
+        ("args", order.args, 1),
+        ("identity", order.identity, 1),
+    ]
+    if type(order.split_recipe) in _CONTAINERS:
+        waiting.append(("split_recipe", order.split_recipe, 1))
+    count = 0
+    while waiting:
+        place, value, depth = waiting.pop()
+        if depth > MOST_DEPTH:
+            return f"{_short(place)} is nested more than {MOST_DEPTH} deep"
+        count += len(value)
+        if count > MOST_ORDER_VALUES:
+            return f"its arguments, point and identity have more than {MOST_ORDER_VALUES:,} values, at {_short(place)}"
+        for key, one in value.items() if type(value) is dict else enumerate(value):
+            if type(key) is str and len(key) > MOST_KEY:
+                return f"{_short(place)}: the key {_short(key)!r} has {len(key):,} characters; {MOST_KEY} are the most"
+            kind = type(one)
+            if kind is str and len(one) > MOST_TEXT:
+                text = f"a text of {len(one):,} characters; {MOST_TEXT:,} are the most"
+                return f"{_short(f'{place}.{key}')} is {text}"
+            if kind in _CONTAINERS:
+                waiting.append((f"{place}.{key}", one, depth + 1))
+    return ""
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
 def order_alike(first: JobOrder, own: dict[str, Any]) -> JobOrder:
     """Make another order of the same sort: all as in `first`, which was checked, but for its `own` fields.
 
@@ -201,7 +254,7 @@ class HostPolicy(Asked):
 
 
 class Submission(Asked):
-    """All jobs of one manifest or command line; accepted together or not at all."""
+    """Jobs of one manifest or command line, or of a part of it; accepted together or not at all."""
 
     key: Annotated[str, Field(max_length=200)] = ""
     """The same key with the same jobs gives the same answer again; with others it is a conflict."""
@@ -209,7 +262,9 @@ class Submission(Asked):
     hosts: tuple[HostPolicy, ...] = ()
     submitter: Annotated[str, Field(max_length=200)] = ""
     """`user@host`, as the submitting program says."""
-    source: str = ""
+    others: Annotated[tuple[JobPrefix, ...], Field(max_length=MOST_JOBS)] = ()
+    """Of one part of a larger manifest: the first digits of the ids of jobs in its other parts."""
+    source: Annotated[str, Field(max_length=MOST_SOURCE)] = ""
     """The manifest's path, or the command line."""
     on_changed_code: OnChangedCode = OnChangedCode.KEEP
     dry_run: bool = False

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
+from stoker.model.errors import StokerError
 from stoker.model.frozen import frozen
 from stoker.wire.asking import (
     MOST_FILE_BYTES,
@@ -30,6 +31,7 @@ from stoker.wire.orders import Submission, Submitted
 from stoker.wire.refusals import no_coordinator_there
 from stoker.wire.retaining import PruneAsk, PruneView
 from stoker.wire.speaking import Query, Question, Speaker, part, parts, whole_number
+from stoker.wire.submission_parts import Part, joined, parts_of
 from stoker.wire.views import FleetStatus, JobExplanation, JobPage, JobStory, MachineView
 
 M = TypeVar("M", bound=BaseModel)
@@ -64,13 +66,33 @@ class PeopleCalls:
     _speaker: Speaker
 
     def submit(self, submission: Submission) -> Submitted:
-        """Hand in jobs, all or none. With a key, a repeat gets the same answer; without one it is sent once."""
-        is_repeatable = bool(submission.key) or submission.dry_run
+        """Hand in jobs, all or none. With a key, a repeat gets the same answer; without one it is sent once.
+
+        Very many are sent in parts (`submission_parts`), all or none of each.
+        """
+        sent = parts_of(submission)
+        answers: list[Submitted] = []
+        for one in sent:
+            try:
+                answers.append(self._submit(one, is_repeatable=bool(submission.key) or submission.dry_run))
+            except StokerError as error:
+                if answers and not submission.dry_run:
+                    done, total = sum(len(answer.jobs) for answer in answers), len(submission.jobs)
+                    error.add_hint(f"{done:,} of {total:,} jobs were submitted; the same again submits the rest")
+                raise
+        return joined(sent, answers)
+
+    def _submit(self, sent: Part, *, is_repeatable: bool) -> Submitted:
         question = Question(
-            path="/v1/jobs", method="POST", body=submission, is_repeatable=is_repeatable, waits_s=_SUBMIT_S
+            path="/v1/jobs",
+            method="POST",
+            body=sent.body,
+            headers={"Content-Type": "application/json"},
+            is_repeatable=is_repeatable,
+            waits_s=_SUBMIT_S,
         )
         submitted = self._speaker.ask(question, Submitted)
-        if len(submitted.jobs) != len(submission.jobs):
+        if len(submitted.jobs) != len(sent.positions):
             raise no_coordinator_there(self._speaker.url, "it answered for other jobs than it was sent")
         return submitted
 

@@ -159,7 +159,7 @@ class Speaker:
             body = to_json(body)
             headers["Content-Type"] = "application/json"
         elif body is not None:
-            headers["Content-Type"] = "application/octet-stream"
+            headers.setdefault("Content-Type", "application/octet-stream")
         elif question.method not in _READING:
             body = b""
         return Request(

@@ -172,8 +172,8 @@ def test_a_large_body_waits_on_disk_and_comes_back_whole(tmp_path: Path, count: 
     disk, parts = Disk(tmp_path), [bytes([number]) * 100_000 for number in range(count)]
 
     async def act() -> None:
-        async with spooled(messages(*parts), {}, 1 << 30, disk=disk, keep=disk.keep) as load:
-            assert load() == b"".join(parts)
+        async with spooled(messages(*parts), {}, 1 << 30, disk=disk, keep=disk.keep) as file:
+            assert file.read() == b"".join(parts)
 
     run(act)
     is_large = count * 100_000 > SPOOL_BYTES

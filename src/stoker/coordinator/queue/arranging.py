@@ -27,8 +27,8 @@ class Arrangement:
     """How many of those are not complete."""
 
 
-def arrange(turn: Turn, fates: list[Fate]) -> Arrangement:
-    """Number new jobs and find what each is to come after.
+def arrange(turn: Turn, fates: list[Fate], *, may_lack: bool = False) -> Arrangement:
+    """Number new jobs and find what each is to come after; with `may_lack`, names of jobs that are not known may occur.
 
     Raises `Faults` for names that nothing goes by, and for jobs that would wait for themselves.
     """
@@ -42,10 +42,11 @@ def arrange(turn: Turn, fates: list[Fate]) -> Arrangement:
     befores: dict[int, tuple[int, ...]] = {seqs[fate.draft.order.id]: () for fate in dropped}
     blockers: dict[int, int] = {}
     if arranged:
-        named = _named(turn, fates, seqs, {word for fate in arranged for word in fate.draft.order.after})
+        words = {word for fate in arranged for word in fate.draft.order.after}
+        named = _named(turn, fates, seqs, words, may_lack=may_lack)
         for fate in arranged:
             at = seqs[fate.draft.order.id]
-            found = {before: state for word in fate.draft.order.after for before, state in named[word].items()}
+            found = {before: state for word in fate.draft.order.after for before, state in named.get(word, {}).items()}
             found.pop(at, None)
             befores[at] = tuple(sorted(found))
             blockers[at] = sum(1 for state in found.values() if state != JobState.COMPLETED.value)
@@ -82,7 +83,9 @@ def _is_written(fate: Fate) -> bool:
     return fate.outcome is Outcome.NEW or "after" in fate.changes
 
 
-def _named(turn: Turn, fates: list[Fate], seqs: dict[str, int], words: set[str]) -> dict[str, dict[int, str]]:
+def _named(
+    turn: Turn, fates: list[Fate], seqs: dict[str, int], words: set[str], *, may_lack: bool
+) -> dict[str, dict[int, str]]:
     """Give the jobs that each word stands for, with their states."""
     named: dict[str, dict[int, str]] = {}
     for fate in fates:
@@ -98,7 +101,7 @@ def _named(turn: Turn, fates: list[Fate], seqs: dict[str, int], words: set[str])
             for word in {name, f"{name}/{number}"} & elsewhere:
                 named.setdefault(word, {})[seq] = state
     missing = sorted(words - named.keys())
-    if missing:
+    if missing and not may_lack:
         raise Faults(
             f"{len(missing)} name{'s' * (len(missing) != 1)} in `after` stand for no job",
             faults=tuple(Fault("after", f"there is no job {word!r}", did_you_mean(word, named)) for word in missing),

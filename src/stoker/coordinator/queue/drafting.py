@@ -19,7 +19,7 @@ from stoker.model.names import JOB_NAME_RULE, is_job_name
 from stoker.wire.codec import alike
 from stoker.wire.environments import choices_fault
 from stoker.wire.identity import identity_fault
-from stoker.wire.orders import JobOrder, Submission
+from stoker.wire.orders import MOST_ORDER_BYTES, JobOrder, Submission, values_fault
 
 _MOST_INT = (1 << 31) - 1
 _MOST_FAULTS = 100
@@ -85,6 +85,10 @@ def draft(submission: Submission) -> Drafts:
             faults.append(Fault(f"jobs[{at}] {order.name[:80]}", why))
             continue
         one = drafting.draft(order)
+        if len(one.text) > MOST_ORDER_BYTES:
+            why = f"it has {len(one.text):,} characters; {MOST_ORDER_BYTES:,} are the most"
+            faults.append(Fault(f"jobs[{at}] {order.name[:80]}", why))
+            continue
         first = drafts.setdefault(order.id, one)
         if first is not one:
             twins[one.shown] = first.shown
@@ -148,7 +152,12 @@ def _text(order: JobOrder) -> str:
 
 
 def _wrong(order: JobOrder) -> str:
-    return _wrongly_called(order) or choices_fault(order.environment) or identity_fault(order.id, order)
+    return (
+        _wrongly_called(order)
+        or values_fault(order)
+        or choices_fault(order.environment)
+        or identity_fault(order.id, order)
+    )
 
 
 def _wrongly_called(order: JobOrder) -> str:

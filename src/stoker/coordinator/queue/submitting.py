@@ -24,7 +24,7 @@ from stoker.model.fleet_events import FleetKinds
 from stoker.model.json_text import loads
 from stoker.model.lifecycle import JobState
 from stoker.wire.codec import alike
-from stoker.wire.orders import EnvironmentChoice, OrderOutcome, Outcome, Submission, Submitted
+from stoker.wire.orders import PREFIX, EnvironmentChoice, OrderOutcome, Outcome, Submission, Submitted
 
 _MOST_COMPARED = 1000
 _ABOUT_CODE = frozenset({"code", CODE_TREE})
@@ -45,7 +45,8 @@ def submit(turn: Turn, command: Submit, drafts: Drafts) -> Submitted:
         decide(one, known.get(one.order.id), asked.on_changed_code, plain(asked.source), only_of=command.only_of)
         for one in drafts.all
     ]
-    arrangement = arrange(turn, fates)
+    # Of one part that would be submitted, those that it waits for may be in another part.
+    arrangement = arrange(turn, fates, may_lack=asked.dry_run and bool(asked.others))
     answer = _answer(turn, asked, drafts, fates)
     if asked.dry_run:
         return answer
@@ -111,7 +112,8 @@ def _left(turn: Turn, asked: Submission, by_id: dict[str, Fate]) -> list[tuple[s
     if not asked.source:
         return []
     rows = turn.read(turn.queries.of_source, of_source=plain(asked.source))
-    return [(id, name, number) for id, name, number in rows if id not in by_id]
+    others = frozenset(asked.others)
+    return [row for row in rows if row[0] not in by_id and row[0][:PREFIX] not in others]
 
 
 def _differing(turn: Turn, by_id: dict[str, Fate], earlier: dict[str, str]) -> dict[str, tuple[str, ...]]:

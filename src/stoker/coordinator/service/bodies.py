@@ -12,14 +12,15 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager
 from tempfile import SpooledTemporaryFile
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol, cast
 
 from starlette.exceptions import HTTPException
 
-from stoker.coordinator.service.intake import WORD_BYTES, body_pieces, judge_values, too_large, values_in
+from stoker.coordinator.service.intake import WORD_BYTES, body_pieces, judge_values, too_large
 from stoker.coordinator.service.speech import Receive
 from stoker.model.errors import Unavailable
 from stoker.model.fleet_errors import TooLarge
+from stoker.wire.codec import values_in
 
 MOST_BYTES = 96 << 20
 EACH_BYTES = 24 << 20
@@ -161,8 +162,8 @@ async def spooled(
     *,
     disk: Disk,
     keep: Callable[..., Awaitable[Any]],
-) -> AsyncIterator[Callable[[], bytes]]:
-    """Receive a body that may be large, and yield what loads it into memory, to be called in a thread.
+) -> AsyncIterator[BinaryIO]:
+    """Receive a body that may be large, and yield it as a file, to be read in a thread.
 
     However slowly it comes, no more of it than `SPOOL_BYTES` is in memory before it is whole.
     """
@@ -171,10 +172,6 @@ async def spooled(
         def write(parts: list[bytes]) -> None:
             disk.check_room(sum(map(len, parts)))
             spool.writelines(parts)
-
-        def load() -> bytes:
-            spool.seek(0)
-            return spool.read()
 
         parts: list[bytes] = []
         waiting_bytes, is_on_disk = 0, False
@@ -188,4 +185,5 @@ async def spooled(
             await keep(write, parts)
         else:
             spool.writelines(parts)
-        yield load
+        spool.seek(0)
+        yield cast(BinaryIO, spool)

@@ -70,8 +70,8 @@ class ContentRoutes:
         """Take a tree's listing. The tree is here if all its files are; if some are not, it is not, and is not kept."""
         office, headers = self._office, headers_of(request.scope)
         body = spooled(request.receive, headers, MOST_LISTING_BYTES, disk=office.keeping, keep=office.keep)
-        async with body as load, self._listings:
-            kept = await office.keep(lambda: self._contents.keep_tree(tree, load()))
+        async with body as file, self._listings:
+            kept = await office.keep(lambda: self._contents.keep_tree(tree, file.read()))
         view = TreeView(tree=tree, files=kept.files, size_bytes=kept.size_bytes, is_here=not kept.missing)
         return answer(view)
 

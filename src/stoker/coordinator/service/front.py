@@ -27,7 +27,6 @@ from stoker.coordinator.service.intake import (
     ARCHIVE_BYTES,
     CSR_BYTES,
     JOIN_BYTES,
-    ORDER_BYTES,
     SPEECH_BYTES,
     WORD_BYTES,
     Gone,
@@ -41,6 +40,7 @@ from stoker.coordinator.service.worker_routes import WorkerRoutes
 from stoker.model.errors import StokerError, Usage
 from stoker.wire.asking import MOST_FILE_BYTES
 from stoker.wire.contents import MOST_LISTING_BYTES, PACK_BYTES
+from stoker.wire.orders import MOST_SUBMISSION_BYTES
 
 
 class Front:
@@ -142,7 +142,7 @@ _NAMING_MANY = frozenset(
 )
 
 _LIMITS = {
-    "/v1/jobs": ORDER_BYTES,
+    "/v1/jobs": MOST_SUBMISSION_BYTES,
     "/v1/contents": PACK_BYTES,
     "/v1/join/begin": JOIN_BYTES,
     "/v1/join/finish": CSR_BYTES,

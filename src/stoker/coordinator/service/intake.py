@@ -16,6 +16,7 @@ from stoker.model.faults import Fault
 from stoker.model.fleet_errors import TooLarge
 from stoker.model.json_text import loads
 from stoker.model.units import format_size
+from stoker.wire.codec import values_in
 
 JOIN_BYTES = 2 * 1024
 """Of the first question of whoever joins, which a stranger may ask; the second has a certificate's request."""
@@ -24,8 +25,6 @@ WORD_BYTES = 64 * 1024
 """Of a question that names things: cancel, drain, begin an upload."""
 SPEECH_BYTES = 4 * 1024 * 1024
 """Of a worker's word: a capability, a heartbeat with many leases, a failure with its error."""
-ORDER_BYTES = 256 * 1024 * 1024
-"""Of a submission: a hundred thousand jobs."""
 ARCHIVE_BYTES = 1 << 40
 """Of a result that comes in one piece, as system A's workers send it; what is kept has its own limit."""
 MOST_FAULTS = 100
@@ -92,11 +91,6 @@ def too_large(limit_bytes: int) -> TooLarge:
     return TooLarge(f"the request is larger than {size}", hint="send less at once", limit_bytes=limit_bytes)
 
 
-def values_in(text: bytes, start: int = 0, end: int | None = None) -> int:
-    """Return how many values a stretch of JSON may have, about; what stands in its texts is counted as well."""
-    return text.count(b"[", start, end) + text.count(b"{", start, end) + text.count(b",", start, end)
-
-
 def judge_values(values: int, size_bytes: int = 0) -> None:
     """Raise `TooLarge` for JSON of more values than `WORD_BYTES` can have and the given size adds to them.
 
@@ -124,15 +118,15 @@ def read_message(kind: type[M], body: bytes) -> M:
         raise BadInput(f"the request is not JSON: {error}") from None
 
 
-def faults_of(error: ValidationError) -> Faults | BadInput:
-    """Return what a message is refused for, place by place."""
+def faults_of(error: ValidationError, place: str = "") -> Faults | BadInput:
+    """Return what a message is refused for, place by place; `place` is where in the request the message stands."""
     if error.error_count() > 10 * MOST_FAULTS:
         # All of them would be made, or none.
         return Faults(f"the request can't be taken: {error.error_count()} faults", faults=(), count=error.error_count())
     found = error.errors(include_url=False, include_context=False, include_input=False)
     if found and found[0]["type"] == "json_invalid":
         return BadInput(f"the request is not JSON: {found[0]['msg'].removeprefix('Invalid JSON: ')}")
-    return faults([(".".join(map(str, one["loc"])), one["msg"]) for one in found])
+    return faults([(".".join(map(str, (*([place] if place else ()), *one["loc"]))), one["msg"]) for one in found])
 
 
 def faults(found: list[tuple[str, str]]) -> Faults:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 from fastapi import APIRouter, Query, Request, Response
 
@@ -13,19 +12,20 @@ from stoker.coordinator.queue.reading.finding import Meant
 from stoker.coordinator.service.answers import Ref, answer, body_of, done
 from stoker.coordinator.service.bodies import spooled
 from stoker.coordinator.service.code_gate import CodeGate
-from stoker.coordinator.service.intake import ORDER_BYTES, headers_of, read_message
+from stoker.coordinator.service.intake import headers_of
 from stoker.coordinator.service.office import Office
+from stoker.coordinator.service.submission_reading import read_submission
 from stoker.coordinator.service.who import Who, changes_only, recorded
 from stoker.model.errors import StokerError
 from stoker.model.fleet_errors import NotAllowed
 from stoker.model.lifecycle import JobState
 from stoker.model.principals import Principal, Role
 from stoker.wire.asking import DoneView, EventPage, JobAsk, JobsAsk, JobsPriorityAsk, Leaderboard, PriorityAsk
-from stoker.wire.orders import Submission, Submitted
+from stoker.wire.orders import MOST_SUBMISSION_BYTES, Submission, Submitted
 from stoker.wire.views import JobExplanation, JobPage, JobStory
 
 SUBMISSIONS_AT_ONCE = 1
-"""In memory at the same time, from when they have arrived whole until they are answered: each may have 256 MiB."""
+"""In memory at the same time, from when they have arrived whole until they are answered: each takes 150 MB or so."""
 MOST_PER_PAGE = 1000
 _LAST_ID = 2**63 - 1
 _NOT_COMPLETED = (JobState.FAILED.value, JobState.CANCELLED.value)
@@ -65,18 +65,18 @@ class JobRoutes:
         """Hand in jobs, all or none."""
         office = self._office
         headers = headers_of(request.scope)
-        body = spooled(request.receive, headers, ORDER_BYTES, disk=office.keeping, keep=office.keep)
-        async with body as load, self._submissions:
+        body = spooled(request.receive, headers, MOST_SUBMISSION_BYTES, disk=office.keeping, keep=office.keep)
+        async with body as file, self._submissions:
             try:
-                return answer(await self._submit(load, who))
+                return answer(await self._submit(file, who))
             except StokerError as error:
                 # Its frames hold the submission, for as long as the client takes to read the refusal.
                 error.__context__ = None
                 raise error.with_traceback(None) from None
 
-    async def _submit(self, load: Callable[[], bytes], who: Principal) -> Submitted:
+    async def _submit(self, file: BinaryIO, who: Principal) -> Submitted:
         office = self._office
-        submission = await office.order(lambda: read_message(Submission, load()))
+        submission = await office.order(read_submission, file)
         if submission.hosts and not who.may(Role.OPERATE):
             hint = "leave [[hosts]] out, or let somebody with the role operate submit it"
             raise NotAllowed("what a manifest says about machines needs the role operate", hint=hint)

@@ -8,7 +8,7 @@ from stoker.host.http.addresses import is_this_computer, read_address
 from stoker.model.artifacts import Tree
 from stoker.model.frozen import frozen
 from stoker.store.records import Record
-from stoker.wire.orders import HostPolicy, JobOrder, OnChangedCode, Submission
+from stoker.wire.orders import MOST_SOURCE, HostPolicy, JobOrder, OnChangedCode, Submission
 from stoker.worker.submitting.packing import Packed
 
 
@@ -69,7 +69,7 @@ class Orders:
             jobs=self.jobs,
             hosts=self.hosts,
             submitter=submitter,
-            source=self.source,
+            source=self.source[:MOST_SOURCE],
             on_changed_code=on_changed_code,
             dry_run=dry_run,
         )
