@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
+import selectors
 import socket
 import ssl
 import threading
@@ -11,12 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import cycle, repeat
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from stoker.host.tls.contexts import client_context
 from stoker.model.clock import SystemClock
+from stoker.model.ids import job_id
+from stoker.wire.orders import MOST_JOBS_AT_ONCE, MOST_SUBMISSION_BYTES, MOST_SUBMISSION_VALUES
 from tests.fault.real_fleet import RealFleet
 from tests.servers.attacker import DRIPS, FLOODS
 
@@ -24,6 +28,8 @@ CLOCK = SystemClock()
 MOST_RSS_BYTES = 300 << 20
 MOST_GROWTH_BYTES = 48 << 20
 USUAL_HEALTH_S = 0.1
+MOST_HEALTH_CPU_S = 0.2
+"""Two threads of the coordinator may run at the same time, so twice what a health answer may take."""
 RECONNECT_S = 0.02
 _PIECE_BYTES = 64 * 1024
 
@@ -48,6 +54,23 @@ class Target(NamedTuple):
         line = socket.create_connection(("127.0.0.1", self.port), timeout=5)
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return self.context.wrap_socket(line, server_hostname="127.0.0.1") if self.context else line
+
+    def cpu_s(self) -> float:
+        """Return the processor time that all threads of the coordinator have had."""
+        threads = Path(f"/proc/{self.pid}/task").iterdir()
+        return sum(int((one / "schedstat").read_text().split()[0]) for one in threads) / 1e9
+
+    def health_cpu_s(self) -> float:
+        """Ask for the health, and return how much processor time the coordinator took until it had answered.
+
+        That is what the answer waited for, however busy this machine is with other things.
+        """
+        with self.dial() as line:
+            line.settimeout(60)
+            before_s = self.cpu_s()
+            line.sendall(b"GET /v1/health HTTP/1.1\r\nhost: %b\r\n\r\n" % self.host)
+            assert line.recv(100).startswith(b"HTTP/1.1 200")
+            return self.cpu_s() - before_s
 
     def health_s(self) -> float:
         """Ask for the health on a new connection, and return how long the answer took once it was open."""
@@ -141,9 +164,9 @@ def test_floods_of_every_sort_at_once_neither_grow_nor_stall_a_coordinator(targe
 
 
 def test_large_submissions_that_never_end_do_not_grow_a_coordinator(target: Target) -> None:
-    is_open, size_bytes = threading.Event(), 40 << 20
+    is_open, size_bytes = threading.Event(), 3 << 20
 
-    def submission(host: bytes) -> Iterator[bytes]:
+    def unfinished(host: bytes) -> Iterator[bytes]:
         head = b"POST /v1/jobs HTTP/1.1\r\nhost: %b\r\nx-operator-token: %b\r\ncontent-length: %d\r\n\r\n"
         yield head % (host, target.token, 2 * size_bytes)
         yield from repeat(b" " * _PIECE_BYTES, size_bytes // _PIECE_BYTES)
@@ -153,15 +176,15 @@ def test_large_submissions_that_never_end_do_not_grow_a_coordinator(target: Targ
 
     closing = threading.Timer(2.0, is_open.set)
     closing.start()
-    took_s = check_unharmed(target, *[submission] * 4, seconds=1.5)
+    took_s = check_unharmed(target, *[unfinished] * 24, seconds=1.5)
     is_open.set()
     assert took_s[len(took_s) // 2] < USUAL_HEALTH_S, took_s
 
 
 def test_large_submissions_that_have_come_whole_are_in_memory_one_at_a_time(target: Target) -> None:
-    count, size_bytes = 16, 8 << 20
+    count, size_bytes = 16, 7 << 20
     is_answered = threading.Semaphore(0)
-    body = b'{"jobs": [], "dry_run": true, "source": "%b"}' % (b"y" * size_bytes)
+    body = submission(range(size_bytes // 60_000), dry_run=True, notes="y" * 60_000)
     everybody = threading.Barrier(count)
 
     def submit() -> None:
@@ -184,6 +207,50 @@ def test_large_submissions_that_have_come_whole_are_in_memory_one_at_a_time(targ
     assert all(is_answered.acquire(blocking=False) for _ in range(count))
     # The beginning of each, and copies of one: all of them together would take more than they have.
     assert most_bytes - before_bytes < count * size_bytes * 3 // 4
+
+
+def submission(numbers: range, *, dry_run: bool = False, **args: Any) -> bytes:
+    """Return a body that submits jobs of these numbers, with arguments that are no part of their ids."""
+    jobs = [
+        {
+            "id": job_id(recipe="toy", schema_version=1, args={"number": number}),
+            "name": f"job{number}",
+            "recipe": "toy",
+            "args": {"number": number, **args},
+            "identity": {"number": number},
+        }
+        for number in numbers
+    ]
+    return json.dumps({"jobs": jobs, "dry_run": dry_run}, separators=(",", ":")).encode()
+
+
+@pytest.mark.parametrize("count", [500, pytest.param(MOST_JOBS_AT_ONCE, marks=pytest.mark.slow)])
+def test_whole_submissions_up_to_the_limits_neither_grow_nor_stall_a_coordinator(target: Target, count: int) -> None:
+    size_bytes = (MOST_SUBMISSION_BYTES - 200_000) * count // MOST_JOBS_AT_ONCE
+    bodies = [
+        submission(range(count), lists=[[]] * (MOST_SUBMISSION_VALUES // MOST_JOBS_AT_ONCE * 2 // 5)),
+        submission(range(count), notes="y" * (size_bytes // count - 300)),
+        submission(range(count), notes="\U0001f600" * ((size_bytes // count - 300) // 12)),
+    ]
+    answers: list[bytes] = []
+
+    def send() -> None:
+        for body in bodies:
+            with target.dial() as line:
+                line.settimeout(60)
+                head = b"POST /v1/jobs HTTP/1.1\r\nhost: %b\r\nx-operator-token: %b\r\ncontent-length: %d\r\n\r\n"
+                line.sendall(head % (target.host, target.token, len(body)) + body)
+                answers.append(line.recv(100))
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    sizes, held_s = [target.rss_bytes], []
+    while sender.is_alive():
+        held_s.append(target.health_cpu_s())
+        sizes.append(target.rss_bytes)
+    assert [answer.split()[1] for answer in answers] == [b"200"] * len(bodies)
+    assert max(sizes) < MOST_RSS_BYTES
+    assert max(held_s) < MOST_HEALTH_CPU_S, sorted(held_s)[-5:]
 
 
 def many(beginning: bytes, element: bytes, end: bytes, size_bytes: int) -> bytes:
@@ -235,6 +302,55 @@ def test_a_body_of_many_small_values_neither_grows_nor_stalls_a_coordinator(targ
     assert most_bytes < MOST_RSS_BYTES
     assert max(took_s) < 3 * USUAL_HEALTH_S, took_s
     assert sorted(took_s)[len(took_s) // 2] < USUAL_HEALTH_S, took_s
+
+
+_JOIN = b"POST /v1/join/%b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+RUBBISH = (
+    (b"begin", b'{"id":"ABCD","nonce":"' + b"0" * 64 + b'"}'),
+    (b"begin", b'{"id":[' + b"[]," * 600 + b"1]}"),
+    (b"begin", b"x" * 1900),
+    (b"finish", b'{"id":"ABCD","csr_pem":"' + b"A" * 8000 + b'"}'),
+    # Slow: the rest of it never comes.
+    (b"finish", b"{"),
+)
+
+
+@pytest.mark.parametrize("count", [10, 120, pytest.param(500, marks=pytest.mark.slow)])
+def test_a_flood_of_joining_neither_grows_nor_stalls_a_coordinator(target: Target, count: int) -> None:
+    lines = [target.dial() for _ in range(count)]
+    requests: dict[socket.socket, bytes] = {}
+    before_bytes, sizes, held_s = target.rss_bytes, [0], []
+    with selectors.DefaultSelector() as waiting:
+        for line, (word, body) in zip(lines, cycle(RUBBISH), strict=False):
+            length = 20_000 if body == b"{" else len(body)
+            requests[line] = _JOIN % (word, target.host, length) + body
+            line.sendall(requests[line])
+            line.setblocking(False)
+            waiting.register(line, selectors.EVENT_READ)
+        is_over = threading.Event()
+
+        def hammer() -> None:
+            while not is_over.is_set():
+                for key, _ in waiting.select(0.1):
+                    line: Any = key.fileobj
+                    with suppress(OSError):
+                        if line.recv(1 << 16):
+                            line.sendall(requests[line])
+
+        hammering = threading.Thread(target=hammer)
+        hammering.start()
+        until_s = CLOCK.monotonic_s() + 1.5
+        while CLOCK.monotonic_s() < until_s:
+            held_s.append(target.health_cpu_s())
+            sizes.append(target.rss_bytes)
+        is_over.set()
+        hammering.join()
+    for line in lines:
+        line.close()
+    assert max(sizes) < MOST_RSS_BYTES
+    assert max(sizes) - before_bytes < MOST_GROWTH_BYTES
+    assert sorted(held_s)[len(held_s) // 2] < USUAL_HEALTH_S, sorted(held_s)
+    assert max(held_s) < MOST_HEALTH_CPU_S, sorted(held_s)[-5:]
 
 
 @pytest.mark.slow

@@ -22,13 +22,13 @@ MOST_JOBS_AT_ONCE = 5_000
 MOST_SUBMISSION_BYTES = 8 << 20
 MOST_SUBMISSION_VALUES = 500_000
 """As `values_in` counts them: each takes about a hundred bytes of memory once it is read."""
-MOST_ORDER_BYTES = 1 << 20
+MOST_ORDER_BYTES = 256 << 10
 """Of one job, as it is stored: all that it names and holds."""
-MOST_ORDER_VALUES = 20_000
+MOST_ORDER_VALUES = 10_000
 """Of one job's arguments, point and identity together."""
 MOST_DEPTH = 32
 MOST_KEY = 256
-MOST_TEXT = 256 * 1024
+MOST_TEXT = 64 * 1024
 """Characters of one value."""
 _SHOWN = 80
 _CONTAINERS = frozenset({dict, list, tuple})
@@ -197,9 +197,9 @@ def job_order(**fields: Any) -> JobOrder:
 def values_fault(order: JobOrder) -> str:
     """Return which value of a job's arguments, point or identity is beyond the limits of one job; empty if none is."""
     waiting: list[tuple[str, Any, int]] = [
+        ("identity", order.identity, 1),
         ("point", order.point, 1),
         ("args", order.args, 1),
-        ("identity", order.identity, 1),
     ]
     if type(order.split_recipe) in _CONTAINERS:
         waiting.append(("split_recipe", order.split_recipe, 1))

@@ -11,7 +11,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from stoker.coordinator.keeping.keeping import Keeping
 from stoker.coordinator.keeping.limits import UPLOAD_OPTION
@@ -27,7 +27,8 @@ from stoker.wire.contents import PACKED_BYTES
 from stoker.wire.packs import HEAD_BYTES, head, read_pack
 
 _REMEMBERED = 1000
-_PIECE_BYTES = 1 << 20
+_PIECE_BYTES = 128 << 10
+"""Of an answer that is not read yet, in memory."""
 
 
 class TreeRecords(Protocol):
@@ -154,12 +155,20 @@ class Contents:
         return self._find(tree) is not None
 
     def listing(self, tree: str) -> bytes:
-        """Give the listing of a tree that is here. `NotFound`."""
-        row = self._find(tree)
-        if row is None:
-            raise NotFound(f"no tree {tree[:12]} lies with this coordinator", hint="it never came, or was pruned")
-        with self._objects.open(Digest(row.listing)) as file:
+        """Return the listing of a tree that is here. Raises `NotFound`."""
+        with self.open_listing(tree)[1] as file:
             return file.read()
+
+    def open_listing(self, tree: str) -> tuple[int, BinaryIO]:
+        """Return the size of the listing of a tree that is here, and the listing to read. Caller closes.
+
+        Raises `NotFound`.
+        """
+        row = self._find(tree)
+        size_bytes = self._objects.size(Digest(row.listing)) if row is not None else None
+        if row is None or size_bytes is None:
+            raise NotFound(f"no tree {tree[:12]} lies with this coordinator", hint="it never came, or was pruned")
+        return size_bytes, self._objects.open(Digest(row.listing))
 
     def frames(self, digests: Iterable[str]) -> tuple[int, Iterator[bytes]]:
         """Give small files as frames, in pieces, and how many bytes that are; what is not here is left out."""
@@ -217,12 +226,14 @@ class Contents:
         parts: list[bytes] = []
         waiting_bytes = 0
         for digest, size_bytes in found:
+            parts.append(head(digest, size_bytes))
             with self._objects.open(Digest(digest)) as file:
-                parts += [head(digest, size_bytes), file.read()]
-            waiting_bytes += size_bytes
-            if waiting_bytes >= _PIECE_BYTES:
-                yield b"".join(parts)
-                parts, waiting_bytes = [], 0
+                while piece := file.read(_PIECE_BYTES):
+                    parts.append(piece)
+                    waiting_bytes += len(piece)
+                    if waiting_bytes >= _PIECE_BYTES:
+                        yield b"".join(parts)
+                        parts, waiting_bytes = [], 0
         yield b"".join(parts)
 
     def _lacks(self, row: TreeRow) -> bool:

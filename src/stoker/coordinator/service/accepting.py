@@ -13,13 +13,17 @@ import struct
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from stoker.coordinator.authority.guesses import source_of
 from stoker.coordinator.service.access import is_loopback
 from stoker.coordinator.service.buffered import Buffered
 from stoker.model.frozen import frozen
 
-_AT_ONCE = 64
+_AT_ONCE = 16
+"""Taken in one turn of the event loop, which answers others in between. uvloop by itself takes one: then whoever
+connects waits behind all that is asked meanwhile.
+"""
 _PAUSE_S = 0.5
 _LINGER_NONE = struct.pack("ii", 1, 0)
 
@@ -37,13 +41,16 @@ class Crowd:
 
 
 class Accepting:
-    """Takes connections at a socket, speaks TLS with them, and hands them over. Made inside the event loop."""
+    """Takes connections at a socket, speaks TLS with them if it has a context for it, and hands them over.
+
+    Made inside the event loop.
+    """
 
     def __init__(
         self,
         listening: socket.socket,
         connect: Callable[[], asyncio.Protocol],
-        context: ssl.SSLContext,
+        context: ssl.SSLContext | None,
         *,
         handshake_s: float,
         backlog: int,
@@ -120,14 +127,15 @@ class Accepting:
                 has_left = True
                 _take_one(self._all, source)
 
+        tls: dict[str, Any] = {}
+        if self._context is not None:
+            tls = {
+                "ssl": self._context,
+                "ssl_handshake_timeout": self._handshake_s,
+                "ssl_shutdown_timeout": 5.0,
+            }
         try:
-            await self._loop.connect_accepted_socket(
-                lambda: Buffered(self._connect(), on_lost=leave),
-                taken,
-                ssl=self._context,
-                ssl_handshake_timeout=self._handshake_s,
-                ssl_shutdown_timeout=5.0,
-            )
+            await self._loop.connect_accepted_socket(lambda: Buffered(self._connect(), on_lost=leave), taken, **tls)
         except (OSError, asyncio.CancelledError):
             # It never spoke TLS as it should: nobody has to be told.
             leave()

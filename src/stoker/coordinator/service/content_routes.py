@@ -13,7 +13,7 @@ from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import StreamingResponse
 
 from stoker.coordinator.keeping.contents import Contents
-from stoker.coordinator.service.answers import BYTES_ANSWER, BYTES_BODY, HEADERS, answer, raw
+from stoker.coordinator.service.answers import BYTES_ANSWER, BYTES_BODY, HEADERS, answer
 from stoker.coordinator.service.bodies import spooled
 from stoker.coordinator.service.intake import headers_of, read_body
 from stoker.coordinator.service.office import Office
@@ -77,7 +77,9 @@ class ContentRoutes:
 
     async def listing(self, tree: TreeDigest) -> Response:
         """Give a tree's listing: path, size, digest, executable bit and link of every file."""
-        return raw(await self._office.keep(self._contents.listing, tree), "application/json")
+        length, stream = await self._office.keep(self._contents.open_listing, tree)
+        headers = {**HEADERS, "content-length": str(length)}
+        return StreamingResponse(self._office.pieces(stream), 200, headers, media_type="application/json")
 
     async def missing(self, asked: DigestsAsk) -> Response:
         """Say which files are not here; those that are about to come are refused at once where they have no room."""

@@ -7,7 +7,7 @@ attempt is asked for its lease before any of them is read.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
@@ -16,7 +16,7 @@ from stoker.coordinator.keeping.contents import Contents
 from stoker.coordinator.service.answers import BYTES_ANSWER, BYTES_BODY, HEADERS, FilePath, Ref, answer, raw
 from stoker.coordinator.service.intake import headers_of, read_body
 from stoker.coordinator.service.lease_token import LAST, LeaseToken, Number
-from stoker.coordinator.service.office import Office
+from stoker.coordinator.service.office import PIECE_BYTES, Office
 from stoker.coordinator.service.speech import Refusal
 from stoker.coordinator.service.who import Who, owner_of
 from stoker.model.digests import Digest
@@ -37,9 +37,6 @@ from stoker.wire.ranges import read_range
 from stoker.wire.views import AttemptView
 
 MOST_WAIT_S = 60.0
-PIECE_BYTES = 1024 * 1024
-LOG_PIECE_BYTES = 128 * 1024
-"""Of an answer that is not read yet, in memory."""
 
 Offset = Annotated[int, Query(ge=0, le=LAST)]
 Wait = Annotated[float, Query(ge=0, le=MOST_WAIT_S)]
@@ -153,7 +150,7 @@ class FileRoutes:
         if request.method == "HEAD" or not length:
             return Response(None, status, headers, media_type=kind)
         stream = await office.keep(office.keeping.bundles.open, Digest(sha256), start=start, length=length)
-        return StreamingResponse(self._pieces(stream), status, headers, media_type=kind)
+        return StreamingResponse(office.pieces(stream), status, headers, media_type=kind)
 
     def _check_lease(self, token: Token, who: Principal) -> None:
         """Raise `StaleLease` unless a token is that of a live lease of whoever sends bytes."""
@@ -168,22 +165,13 @@ class FileRoutes:
                 f"{who.name} holds no lease: there is nothing that it could send", hint="claim a job first"
             )
 
-    async def _pieces(self, stream: BinaryIO) -> AsyncIterator[bytes]:
-        try:
-            while piece := await self._office.keep(stream.read, PIECE_BYTES):
-                yield piece
-        finally:
-            stream.close()
-
     async def _rest(self, place: tuple[str, int, str], offset: int, length: int, piece: bytes) -> AsyncIterator[bytes]:
         """Yield bytes of a file, the first of which were read: the next ones once those were taken."""
         until = offset + length
         while piece:
             yield piece
             offset += len(piece)
-            piece = await self._office.keep(
-                self._office.keeping.read, *place, offset, min(until - offset, LOG_PIECE_BYTES)
-            )
+            piece = await self._office.keep(self._office.keeping.read, *place, offset, min(until - offset, PIECE_BYTES))
 
     async def _piece(
         self, place: tuple[str, int, str], offset: int, limit: int, *, may_be_missing: bool
@@ -191,7 +179,7 @@ class FileRoutes:
         """Return the first bytes of a range of a file, and its size. What is followed may not be there yet."""
         office = self._office
         try:
-            data = await office.keep(office.keeping.read, *place, offset, min(limit, LOG_PIECE_BYTES))
+            data = await office.keep(office.keeping.read, *place, offset, min(limit, PIECE_BYTES))
             size_bytes = await office.keep(office.keeping.attempt_files.size, *place)
         except NotFound:
             if not may_be_missing:

@@ -42,6 +42,9 @@ from stoker.wire.asking import MOST_FILE_BYTES
 from stoker.wire.contents import MOST_LISTING_BYTES, PACK_BYTES
 from stoker.wire.orders import MOST_SUBMISSION_BYTES
 
+STRANGERS_AT_ONCE = 4
+"""Requests to join, of all that wait: each takes a millisecond of the event loop."""
+
 
 class Front:
     """The app that the server runs, and the door for what its connections answer by themselves."""
@@ -50,6 +53,7 @@ class Front:
         self._access = access
         self._documented = documented
         self._bodies = Bodies()
+        self._strangers = asyncio.Semaphore(STRANGERS_AT_ONCE)
         self.words = Bodies(WORDS_BYTES, WORDS_EACH_BYTES)
         self.find = workers.find
         self.judge_worker = access.judge_worker
@@ -98,6 +102,9 @@ class Front:
             self._judge(scope, headers)
             limit_bytes = most_bytes(scope["method"], path)
             size_bytes = announced_bytes(headers, limit_bytes)
+            if path in _OF_STRANGERS:
+                await self._answer_stranger(scope, await read_body(receive, headers, limit_bytes), note)
+                return
             if size_bytes:
                 room_bytes = min(size_bytes, SPOOL_BYTES) if is_spooled(scope["method"], path) else size_bytes
                 owner = owner_of(scope[PRINCIPAL])
@@ -122,6 +129,26 @@ class Front:
             if body is not None:
                 body.release()
 
+    async def _answer_stranger(self, scope: Scope, data: bytes, send: Send) -> None:
+        """Answer a request that needs no credentials: a few at a time, so that a flood of them delays no other.
+
+        The body has come and the answer has not begun to leave while others wait: slow clients keep none waiting.
+        """
+        told: list[MutableMapping[str, Any]] = []
+
+        async def receive() -> MutableMapping[str, Any]:
+            return {"type": "http.request", "body": data, "more_body": False}
+
+        async def keep(message: MutableMapping[str, Any]) -> None:
+            told.append(message)
+
+        async with self._strangers:
+            await self._documented(scope, receive, keep)
+            # It may not have waited for anything: the next one has its turn after others.
+            await asyncio.sleep(0)
+        for message in told:
+            await send(message)
+
     def _judge(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         peer, access = scope.get(PEER, UNKNOWN), self._access
         method, path = scope["method"], scope["path"]
@@ -137,6 +164,7 @@ class Front:
         scope[STILL] = may_still
 
 
+_OF_STRANGERS = frozenset({"/v1/join/begin", "/v1/join/finish"})
 _NAMING_MANY = frozenset(
     {"/v1/jobs/cancel", "/v1/jobs/requeue", "/v1/jobs/priority", "/v1/contents/missing", "/v1/contents/fetch"}
 )

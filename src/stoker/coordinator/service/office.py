@@ -7,9 +7,9 @@ never waits for another. Control calls need none at all.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, BinaryIO, ParamSpec, TypeVar
 
 from stoker.coordinator.keeping.keeping import Keeping
 from stoker.coordinator.queue.commands import Command, Submit
@@ -30,6 +30,8 @@ from stoker.wire.views import JobExplanation, MachineView
 P = ParamSpec("P")
 T = TypeVar("T")
 
+PIECE_BYTES = 128 * 1024
+"""Of an answer that is not read yet, in memory; hundreds of clients may be slow at the same time."""
 READERS = 4
 FILE_THREADS = 4
 ORDER_THREADS = 1
@@ -104,6 +106,14 @@ class Office:
     async def keep(self, ask: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         """Read or write bytes, in a thread for that."""
         return await _in(self._files, ask, *args, **named)
+
+    async def pieces(self, stream: BinaryIO) -> AsyncIterator[bytes]:
+        """Yield the bytes of a stream, the next ones once those before were taken; close it at the end."""
+        try:
+            while piece := await self.keep(stream.read, PIECE_BYTES):
+                yield piece
+        finally:
+            stream.close()
 
     async def order(self, ask: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         """Check or take in a submission, in a thread for that."""

@@ -237,15 +237,11 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
-        loop, config = asyncio.get_running_loop(), self.config
-
-        servers: list[Any] = []
-        for one in sockets or ():
-            if self.tls is None:
-                servers.append(await loop.create_server(self._plain, sock=one, backlog=config.backlog))
-            else:
-                limits: Any = {"handshake_s": self.patience.head_s, "crowd": self.patience.crowd}
-                servers.append(Accepting(one, self._connect, self.tls.context, backlog=config.backlog, **limits))
+        context = None if self.tls is None else self.tls.context
+        limits: Any = {"handshake_s": self.patience.head_s, "crowd": self.patience.crowd}
+        servers: list[Any] = [
+            Accepting(one, self._connect, context, backlog=self.config.backlog, **limits) for one in sockets or ()
+        ]
         self.servers = servers
         if self.local is not None:
             await self.move_local(self.local)

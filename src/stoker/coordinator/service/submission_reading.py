@@ -21,8 +21,10 @@ from stoker.model.json_text import loads
 from stoker.model.units import format_size
 from stoker.wire.codec import alike, values_in
 from stoker.wire.orders import (
+    MOST_JOBS,
     MOST_JOBS_AT_ONCE,
     MOST_ORDER_BYTES,
+    MOST_ORDER_VALUES,
     MOST_SUBMISSION_BYTES,
     MOST_SUBMISSION_VALUES,
     JobOrder,
@@ -30,6 +32,8 @@ from stoker.wire.orders import (
 )
 
 _PIECE_BYTES = 64 * 1024
+_MOST_ORDER_MARKS = 3 * MOST_ORDER_VALUES
+_MOST_FIELD_MARKS = MOST_JOBS + 1000
 _SPACE = re.compile(r"[ \t\n\r]*")
 _JOBS = "jobs"
 _PARTS = "send it in parts, as `stoker submit` does"
@@ -51,12 +55,12 @@ def read_submission(file: BinaryIO) -> Submission:
     orders: list[JobOrder] | None = None
     rest: list[str] = []
     while text.next() != "}":
-        key = text.value(MOST_SUBMISSION_BYTES)
+        key = text.value(_MOST_FIELD_MARKS, MOST_SUBMISSION_BYTES)
         text.take(":")
         if text.next() == "[" and loads(key) == _JOBS:
             orders = _read_orders(text)
         else:
-            rest.append(f"{key}:{text.value(MOST_SUBMISSION_BYTES)}")
+            rest.append(f"{key}:{text.value(_MOST_FIELD_MARKS, MOST_SUBMISSION_BYTES)}")
         if text.next() != "}":
             text.take(",")
             text.refuse_end("}")
@@ -82,7 +86,7 @@ def _read_orders(text: _Window) -> list[JobOrder]:
             # One after the other, to the end: to try again for each of them would take long.
             are_ours = are_ours and not run
             place = f"{_JOBS}.{len(orders)}"
-            orders.append(_read_order(text.value(MOST_ORDER_BYTES, place), place))
+            orders.append(_read_order(text.value(_MOST_ORDER_MARKS, MOST_ORDER_BYTES, place), place))
         if len(orders) > MOST_JOBS_AT_ONCE:
             raise TooLarge(f"the submission has more than {MOST_JOBS_AT_ONCE:,} jobs", hint=_PARTS)
         if text.next() != "]":
@@ -156,11 +160,12 @@ class _Window:
         """Go past so much text."""
         self._at += length
 
-    def value(self, most_bytes: int, place: str = "") -> str:
+    def value(self, most_marks: int, most_bytes: int, place: str = "a field of the submission") -> str:
         """Return the text of the next value, and go past it.
 
-        Raises `TooLarge` if it has more than so many characters.
+        Raises `TooLarge` if it has more than so many values, as `values_in` counts them, or characters.
         """
+        too_large = TooLarge(f"{place} has more than {format_size(most_bytes)}, or more than {most_marks:,} values")
         self.next()
         piece_bytes, end, why = _PIECE_BYTES, -1, ""
         while True:
@@ -176,15 +181,16 @@ class _Window:
             # A number may go on in what was not read yet.
             if end >= 0 and (end < len(self._text) or self._is_whole):
                 break
-            if len(self._text) - self._at > most_bytes:
-                raise TooLarge(f"{place or 'a field of the request'} is larger than {format_size(most_bytes)}")
+            # All that is in memory belongs to this value.
+            if len(self._text) - self._at > most_bytes or _marks_in(self._text, self._at) > most_marks:
+                raise too_large
             # Twice as much each time: a long value is not scanned often.
             if not self._read_on(piece_bytes) and end < 0:
                 raise BadInput(f"the request is not JSON: {why}")
             piece_bytes *= 2
         text, self._at = self._text[self._at : end], end
-        if len(text) > most_bytes:
-            raise TooLarge(f"{place or 'a field of the request'} is larger than {format_size(most_bytes)}")
+        if len(text) > most_bytes or (len(text) > most_marks and _marks_in(text) > most_marks):
+            raise too_large
         return text
 
     def _read_on(self, size_bytes: int = _PIECE_BYTES) -> bool:
@@ -200,3 +206,7 @@ class _Window:
             raise BadInput("the request is not JSON: it is not UTF-8") from None
         self._at = 0
         return not (was_whole or self._is_whole)
+
+
+def _marks_in(text: str, start: int = 0) -> int:
+    return sum(text.count(mark, start) for mark in "[{,")

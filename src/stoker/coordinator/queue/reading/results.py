@@ -19,6 +19,7 @@ from stoker.wire.asking import Leaderboard, LeaderRow
 
 _CANDIDATES = 5_000
 _MOST_ROWS = 1000
+_SHOWN = ("seq", "id", "name", "number", "label", "recipe", "machine", "started_s", "ended_s")
 
 
 def read_leaderboard(
@@ -67,7 +68,9 @@ def read_bundles(
 
 
 def _leaders(connection: Connection, ranked: list[tuple[int, dict[str, float]]], metric: str) -> tuple[LeaderRow, ...]:
-    asked = select(JOBS).where(JOBS.c.seq.in_([seq for seq, _ in ranked]))
+    # Not all of a job: each may be large, and there may be a thousand.
+    columns = [JOBS.c[column] for column in _SHOWN]
+    asked = select(*columns).where(JOBS.c.seq.in_([seq for seq, _ in ranked]))
     jobs = {row.seq: row for row in connection.execute(asked)}
     return tuple(
         LeaderRow(
