@@ -90,7 +90,9 @@ class Client(Closable):
         rerun: bool = False,
         dry_run: bool = False,
     ) -> Submitted:
-        """Hand in a manifest by its path, or orders; all or none of its jobs. Twice the same changes nothing.
+        """Hand in a manifest by its path, or orders; all or none of up to 5,000 jobs. Twice the same changes nothing.
+
+        More are sent in parts, all or none of each; if one is refused, those before it stay submitted.
 
         `rerun` runs completed jobs again whose code is another now; otherwise their results are kept, and the answer
         says so. `dry_run` says what would change, and changes nothing. Raises `ManifestFaults` with every fault.
