@@ -218,7 +218,7 @@ def values_fault(order: JobOrder) -> str:
             if kind is str and len(one) > MOST_TEXT:
                 text = f"a text of {len(one):,} characters; {MOST_TEXT:,} are the most"
                 return f"{_short(f'{place}.{key}')} is {text}"
-            if kind in _CONTAINERS:
+            if one and kind in _CONTAINERS:
                 waiting.append((f"{place}.{key}", one, depth + 1))
     return ""
 
