@@ -29,6 +29,7 @@ def main() -> None:
     """Import, then fork for every message until nobody can send one any more."""
     _import_rooms()
     import_module("stoker.model.frozen").compile_constructors()
+    import_module("stoker.wire.protocol").build_messages()
     # Collecting would write to every page that forks share.
     gc.collect()
     gc.freeze()

@@ -51,7 +51,9 @@ def _check_entries(value: Any) -> Any:
 class _Bounded(BaseModel):
     """A message whose faults stay few, however much is wrong with it: each one found costs a kilobyte.
 
-    A sequence is refused at its first bad element, a map if it has too many entries.
+    A sequence is refused at its first bad element, a map if it has too many entries. Its validator is built when it is
+    first used, since a command uses ten of a hundred messages and building all takes 90 ms. Threads may use one for the
+    first time at once: pydantic has a lock for that since 2.14.
     """
 
     @classmethod
@@ -63,7 +65,7 @@ class _Bounded(BaseModel):
 class Message(_Bounded):
     """What one program tells another. Unknown fields are passed over."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="constants")
+    model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="constants", defer_build=True)
 
 
 class Asked(_Bounded):
@@ -74,6 +76,7 @@ class Asked(_Bounded):
         frozen=True,
         extra="allow",
         ser_json_inf_nan="constants",
+        defer_build=True,
         json_schema_extra={"additionalProperties": False},
     )
 
@@ -84,3 +87,13 @@ class Asked(_Bounded):
             found = [InitErrorDetails(type="extra_forbidden", loc=(name,), input=None) for name in names]
             raise ValidationError.from_exception_data(type(self).__name__, found)
         return self
+
+
+def build_messages() -> None:
+    """Build every message that is imported: for a process that uses most of them, in threads or in forks of itself."""
+    kinds: list[type[BaseModel]] = [_Bounded]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        # What the web framework makes of a message must not wait either.
+        kind.model_config["defer_build"] = False
+        kind.model_rebuild()

@@ -17,7 +17,7 @@ from stoker.model.errors import Faults
 from stoker.model.fleet_errors import TooLarge
 from stoker.wire.leasing import Renewal
 from stoker.wire.orders import JobOrder, Submission
-from stoker.wire.protocol import MOST_ENTRIES
+from stoker.wire.protocol import MOST_ENTRIES, build_messages
 
 WORKER = '"worker": "desk", "incarnation": "0123456789"'
 
@@ -25,6 +25,7 @@ WORKER = '"worker": "desk", "incarnation": "0123456789"'
 def every_model() -> list[type[BaseModel]]:
     for module in pkgutil.iter_modules(stoker.wire.__path__):
         importlib.import_module(f"stoker.wire.{module.name}")
+    build_messages()
     found, todo = [], list(BaseModel.__subclasses__())
     while todo:
         one = todo.pop()

@@ -42,6 +42,7 @@ from stoker.model.clock import Clock
 from stoker.model.errors import StokerError
 from stoker.model.frozen import frozen
 from stoker.wire.leasing import Hello, Renewal
+from stoker.wire.protocol import build_messages
 
 
 @frozen
@@ -65,6 +66,7 @@ class Service:
     """One coordinator, served."""
 
     def __init__(self, parts: Parts, rules: Rules, *, say: Callable[[str], None]) -> None:
+        build_messages()
         self._parts = parts
         self._say = say
         explanations = Explanations(parts.queue, parts.clock, parts.about.times, parts.queue.budgets)
