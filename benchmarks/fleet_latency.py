@@ -30,6 +30,8 @@ STAMP = "import sys, time; open(sys.argv[1], 'w').write(repr(time.time()))"
 """Time of the day: another process reads it, on the same clock."""
 STAY = STAMP + "; time.sleep(600)"
 WAIT_S = 120.0
+ASKING_PAUSE_S = 0.2
+"""Between two requests that wait for something that is not measured: asking more often loads what is measured."""
 _NOBODY = subprocess.DEVNULL
 
 
@@ -179,7 +181,8 @@ def _kill_family(pid: int) -> None:
 
 def _wait_for_machines(coordinator: Coordinator, count: int) -> None:
     _until(
-        lambda: sum(one["state"] in ("ready", "busy") for one in coordinator.get("/v1/machines")["machines"]) >= count
+        lambda: sum(one["state"] in ("ready", "busy") for one in coordinator.get("/v1/machines")["machines"]) >= count,
+        ASKING_PAUSE_S,
     )
     # A worker keeps a process warm for its next job; one that has waited a moment has it.
     time.sleep(2)
@@ -190,7 +193,7 @@ def _wait_for_idle(coordinator: Coordinator) -> None:
         jobs = coordinator.get("/v1/status")["jobs"]
         return not any(jobs.get(state) for state in ("pending", "claimed", "running"))
 
-    _until(is_idle)
+    _until(is_idle, ASKING_PAUSE_S)
     time.sleep(1)
 
 
@@ -199,12 +202,12 @@ def _read(mark: Path) -> float:
     return float(mark.read_text())
 
 
-def _until(is_so: object) -> None:
+def _until(is_so: object, pause_s: float = 0.02) -> None:
     deadline_s = time.monotonic() + WAIT_S
     while not is_so():  # type: ignore[operator]
         if time.monotonic() > deadline_s:
             raise RuntimeError("waited in vain")
-        time.sleep(0.02)
+        time.sleep(pause_s)
 
 
 def _at(values: list[float], part: float) -> float:

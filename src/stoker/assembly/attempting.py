@@ -7,6 +7,7 @@ that, so does it.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -19,9 +20,13 @@ from stoker.worker.attempt.running import run_attempt
 
 def main() -> int:
     """Wait for an assignment and run it; give the exit code."""
+    # What is made until the assignment comes stays: searching it for garbage is lost time.
+    gc.disable()
     assembly = Assembly.here()
     try:
         _warm_up(assembly)
+        gc.freeze()
+        gc.enable()
         line = sys.stdin.buffer.readline()
         if not line.endswith(b"\n"):
             return 0

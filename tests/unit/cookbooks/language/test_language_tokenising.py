@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from stoker.plan.authoring import InputPath, StageContext, StageInputError, Temp
 from stoker.plan.stage import perform
 
 tokenizers = pytest.importorskip("tokenizers")
-pytest.importorskip("transformers")
+# Looked for and not imported: every test process collects this module, and importing it takes more than a second.
+if find_spec("transformers") is None:
+    pytest.skip("there is no transformers here", allow_module_level=True)
 tokenising = pytest.importorskip("stoker.cookbooks.language.data.tokenising")
 
 END, OPEN, CLOSE = 256, 257, 258
