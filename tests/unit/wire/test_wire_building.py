@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import Annotated
@@ -44,6 +45,16 @@ def test_a_command_that_imports_the_client_builds_no_message_before_it_uses_one(
     assert built == ["RequirementsBody"]
 
 
+@pytest.fixture
+def restless() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before_s)
+
+
+@pytest.mark.usefixtures("restless")
 @pytest.mark.parametrize("base", [Asked, Message])
 def test_threads_that_use_a_message_for_the_first_time_at_once_all_get_the_whole_check(base):
     for _ in range(20):
