@@ -35,7 +35,7 @@ def refusal(status: int, body: bytes, *, is_ours: bool, url: str) -> StokerError
     """Give the error that an answer with a status of 400 or more amounts to."""
     said = _error_body(body)
     if said is not None:
-        return _by_code(said, status)
+        return error_of(said, status)
     if is_ours or status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         kind = _BY_STATUS.get(status, Refused if status < HTTPStatus.INTERNAL_SERVER_ERROR else Unavailable)
         return kind(f"the coordinator at {url} answered {status}", status=status)
@@ -61,7 +61,8 @@ def _error_body(body: bytes) -> dict[str, Any] | None:
     return None
 
 
-def _by_code(said: dict[str, Any], status: int) -> StokerError:
+def error_of(said: dict[str, Any], status: int = 400) -> StokerError:
+    """Return the error that `StokerError.to_dict` wrote, by its code; of an unknown code, by the status."""
     kind = _BY_CODE.get(said["error"]) or _BY_STATUS.get(
         status, Refused if status < HTTPStatus.INTERNAL_SERVER_ERROR else Unavailable
     )

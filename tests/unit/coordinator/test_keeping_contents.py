@@ -89,7 +89,7 @@ class Desk:
     def bring(self, *files):
         tree = Tree(tuple(TreeEntry(f"f{n}", len(data), digest_bytes(data)) for n, data in enumerate(files)))
         self.contents.keep_pack(b"".join(frame(digest_bytes(data), data) for data in files))
-        assert self.contents.keep_tree(tree.digest(), listing_bytes(tree)).missing == 0
+        assert self.contents.keep_tree(tree.digest(), BytesIO(listing_bytes(tree))).missing == 0
         return tree
 
     def prune(self, **policy):
@@ -118,7 +118,7 @@ def test_a_tree_that_is_too_large_is_refused_by_what_it_says_of_itself(desk):
     assert "--upload-limit" in caught.value.hint
     large = Tree((TreeEntry("corpus.bin", 101 * MIB, Digest("1" * 64)),))
     with pytest.raises(TooLarge, match=r"101\.0 MiB"):
-        desk.contents.keep_tree(large.digest(), listing_bytes(large))
+        desk.contents.keep_tree(large.digest(), BytesIO(listing_bytes(large)))
 
 
 def test_a_limit_for_uploads_holds_for_trees_and_results_alike_and_the_usual_one_is_a_tebibyte():
@@ -145,17 +145,17 @@ def test_what_would_fill_the_disk_below_its_floor_is_refused_before_it_comes(des
 def test_a_tree_is_named_only_when_all_its_files_are_here(desk):
     data = os.urandom(100)
     tree = Tree((TreeEntry("f", 100, digest_bytes(data)),))
-    assert desk.contents.keep_tree(tree.digest(), listing_bytes(tree)).missing == 1
+    assert desk.contents.keep_tree(tree.digest(), BytesIO(listing_bytes(tree))).missing == 1
     with pytest.raises(NotFound):
         desk.contents.listing(tree.digest())
     # A file of that digest, and of another size than the listing says, is not it either.
     wrong = Tree((TreeEntry("f", 99, digest_bytes(data)),))
     desk.contents.keep_pack(frame(digest_bytes(data), data))
-    assert desk.contents.keep_tree(wrong.digest(), listing_bytes(wrong)).missing == 1
-    assert desk.contents.keep_tree(tree.digest(), listing_bytes(tree)).missing == 0
+    assert desk.contents.keep_tree(wrong.digest(), BytesIO(listing_bytes(wrong))).missing == 1
+    assert desk.contents.keep_tree(tree.digest(), BytesIO(listing_bytes(tree))).missing == 0
     assert desk.contents.listing(tree.digest()) == listing_bytes(tree)
     with pytest.raises(HashMismatch):
-        desk.contents.keep_tree("0" * 64, listing_bytes(tree))
+        desk.contents.keep_tree("0" * 64, BytesIO(listing_bytes(tree)))
 
 
 def test_frames_give_what_is_here_and_small(desk):
@@ -216,7 +216,7 @@ def test_files_of_a_tree_that_is_just_being_named_are_spared(desk):
     done = []
     desk.trees.before_keep = lambda: done.append(desk.pruning.carry_out(outlook))
     new = Tree((TreeEntry("another name", 6, digest_bytes(b"shared")),))
-    desk.contents.keep_tree(new.digest(), listing_bytes(new))
+    desk.contents.keep_tree(new.digest(), BytesIO(listing_bytes(new)))
     assert done[0].trees == (old.digest(),)
     assert desk.has(b"shared")
 
@@ -227,7 +227,7 @@ def test_no_tree_is_named_whose_files_are_on_their_way_out(desk):
     tree = Tree((TreeEntry("x", 5, digest),))
     with desk.keeping.bundles.removing(frozenset({digest})):
         assert desk.contents.missing([digest]) == (digest,)
-        assert desk.contents.keep_tree(tree.digest(), listing_bytes(tree)).missing == 1
+        assert desk.contents.keep_tree(tree.digest(), BytesIO(listing_bytes(tree))).missing == 1
         with pytest.raises(Unavailable):
             desk.contents.keep_pack(frame(digest, b"going"))
 
@@ -272,7 +272,7 @@ def test_a_file_that_was_lost_can_come_again(desk):
         lambda desk: desk.keeping.bundles.begin("a" * 64, 200, owner="machine lab1"),
         lambda desk: desk.keeping.bundles.put("a" * 64, BytesIO(b"x" * 200), size_bytes=200),
         lambda desk: desk.keeping.bundles.append(desk.begun, 0, b"x" * 200),
-        lambda desk: desk.contents.keep_tree(*desk.listed),
+        lambda desk: desk.contents.keep_tree(desk.listed[0], BytesIO(desk.listed[1])),
     ],
     ids=["pack", "files", "log", "end", "upload", "model", "piece", "listing"],
 )

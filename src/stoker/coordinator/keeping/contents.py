@@ -15,14 +15,13 @@ from typing import BinaryIO, Protocol
 
 from stoker.coordinator.keeping.keeping import Keeping
 from stoker.coordinator.keeping.limits import UPLOAD_OPTION
+from stoker.coordinator.keeping.listed_files import read_files
 from stoker.coordinator.keeping.tree_retention import TreeRow
-from stoker.model.artifacts import Tree
-from stoker.model.digests import Digest, digest_bytes
+from stoker.model.digests import Digest
 from stoker.model.errors import BadInput, Damaged, NotFound
 from stoker.model.fleet_errors import TooLarge
 from stoker.model.frozen import frozen
 from stoker.model.units import format_size
-from stoker.store.listing import files_of, read_listing
 from stoker.wire.contents import PACKED_BYTES
 from stoker.wire.packs import HEAD_BYTES, head, read_pack
 
@@ -129,25 +128,25 @@ class Contents:
         new = self._objects.put_all(files.items())
         return new, len(files) - new
 
-    def keep_tree(self, tree: str, data: bytes) -> TreeKept:
+    def keep_tree(self, tree: str, listing: BinaryIO) -> TreeKept:
         """Name a tree by its listing, if all of its files are here; else say how many are not."""
-        read = read_listing(data, tree, most_entries=self._limits.tree_files)
-        files = files_of(read)
-        self._check_size(read.size_bytes)
-        for entry in read.entries:
-            if entry.size_bytes > self._limits.archive_bytes:
-                raise TooLarge(f"{entry.path}: a file of {format_size(entry.size_bytes)}")
-        listing = digest_bytes(data)
-        kept = TreeKept(tree=tree, files=len(read.entries), size_bytes=read.size_bytes)
-        with self._arrival([*files, listing]):
+        listed = read_files(listing, tree, most_entries=self._limits.tree_files)
+        files = listed.files
+        self._check_size(listed.size_bytes)
+        if listed.largest_bytes > self._limits.archive_bytes:
+            raise TooLarge(f"{listed.largest}: a file of {format_size(listed.largest_bytes)}")
+        digest = listed.listing
+        with self._arrival([*files, digest]):
             has_archive = self._keeping.has_archive
-            missing = sum(has_archive(digest) != size_bytes for digest, size_bytes in files.items())
+            missing = sum(has_archive(one) != its_bytes for one, its_bytes in files.items())
+            kept = TreeKept(tree=tree, files=listed.entries, size_bytes=listed.size_bytes, missing=missing)
             if missing:
-                return TreeKept(tree=tree, files=kept.files, size_bytes=kept.size_bytes, missing=missing)
-            self._keeping.bundles.refuse_going(listing)
-            self._keeping.check_room(len(data))
-            self._objects.put_all([(listing, data)])
-            self._records.keep(tree, listing=listing, files=kept.files, size_bytes=kept.size_bytes)
+                return kept
+            self._keeping.bundles.refuse_going(digest)
+            self._keeping.check_room(listed.listing_bytes)
+            listing.seek(0)
+            self._objects.put(digest, listing, size_bytes=listed.listing_bytes)
+            self._records.keep(tree, listing=digest, files=kept.files, size_bytes=kept.size_bytes)
         return kept
 
     def has(self, tree: str) -> bool:
@@ -190,10 +189,11 @@ class Contents:
     def files_of(self, row: TreeRow) -> frozenset[str]:
         """Give everything that a named tree needs, its listing included; only that where it can't be read."""
         try:
-            tree: Tree = read_listing(self.listing(row.tree), row.tree, most_entries=row.files)
+            with self.open_listing(row.tree)[1] as listing:
+                listed = read_files(listing, row.tree, most_entries=row.files)
         except (NotFound, BadInput, Damaged):
             return frozenset({row.listing})
-        return frozenset({row.listing, *files_of(tree)})
+        return frozenset({row.listing, *listed.files})
 
     def arriving(self) -> frozenset[str]:
         """Give what trees need that are being named just now."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from io import BytesIO
+
 from stoker.coordinator.keeping.contents import Contents
 from stoker.host.durable import translated
 from stoker.model.artifacts import OpenEntry, Tree, TreeEntry
@@ -30,7 +32,7 @@ def keep_own_tree(contents: Contents, objects: ObjectStore, tree: Tree, open_fil
     for one in (one for one in sizes if one in missing and sizes[one] > PACKED_BYTES):
         with translated(entries[one].path), open_file(entries[one]) as file:
             objects.put(one, file, size_bytes=sizes[one])
-    if contents.keep_tree(digest, listing_bytes(tree)).missing:
+    if contents.keep_tree(digest, BytesIO(listing_bytes(tree))).missing:
         raise Refused(f"files of {shown} changed while they were read", hint="say it again when nobody writes there")
 
 

@@ -33,7 +33,7 @@ from stoker.wire.contents import (
 )
 
 LISTINGS_AT_ONCE = 1
-"""In memory at the same time, once they have come whole."""
+"""Read at the same time, once they have come whole."""
 
 TreeDigest = Annotated[str, Path(description="A tree's digest", pattern="^[0-9a-f]{64}$")]
 
@@ -71,7 +71,7 @@ class ContentRoutes:
         office, headers = self._office, headers_of(request.scope)
         body = spooled(request.receive, headers, MOST_LISTING_BYTES, disk=office.keeping, keep=office.keep)
         async with body as file, self._listings:
-            kept = await office.keep(lambda: self._contents.keep_tree(tree, file.read()))
+            kept = await office.keep(self._contents.keep_tree, tree, file)
         view = TreeView(tree=tree, files=kept.files, size_bytes=kept.size_bytes, is_here=not kept.missing)
         return answer(view)
 
