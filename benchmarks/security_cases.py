@@ -102,6 +102,9 @@ def _run(bench: Benchmark, number: int, scene: Scene) -> tuple[list[Tried], Watc
     watched, count = scene.watched, sum(bool(one.through) for one in tried)
     slowest_s = max(watched.answers_s, default=0.0)
     peak, answer = f"{watched.peak_bytes / 1e6:.0f} MB", f"{slowest_s * 1e3:.0f} ms"
+    for what, why in scene.missing.items():
+        _add(bench, f"{number}: {what}", None, why)
+        bench.say(f"  MISSING: {what}: {why}")
     bench.verdicts.append([f"{number}: {name}", str(len(tried)), str(count), peak, answer])
     short = [
         *([f"{count} not refused"] if count else []),

@@ -22,6 +22,7 @@ from security_scene import (
     request,
     said_by,
     socket_of,
+    state_of,
     target_of,
     token_for,
     wait_until,
@@ -40,7 +41,7 @@ TLS = "0.0.0.0:0"
 MIB = 1 << 20
 LARGEST_BYTES = 256 * MIB
 MOST_WAIT_S = 10.0
-"""What is borne by others than the attacker."""
+"""How long an attack may make others wait."""
 FLOOR_MIB = 2048
 """What stays free of the coordinator's disk."""
 
@@ -108,6 +109,9 @@ def _flooded(scene: Scene, target: dict[str, Any], user: int) -> Iterator[Tried]
         flooding = held.enter_context(attacking("flood", user=user, **asked_for))
         for sort in attacker.FLOODS:
             taken_bytes = said_by(flooding)["longest_bytes"]
+            if scene.quick and sort in attacker.WHOLE:
+                # They are judged by memory and times alone, which a smoke run does not judge.
+                continue
             is_taken = taken_bytes >= most_bytes and sort not in attacker.WHOLE
             through = f"all of {most_bytes // MIB} MiB were taken" if is_taken else ""
             yield Tried(what=f"{sort}, over {target['kind']}", through=through)
@@ -202,9 +206,9 @@ def slow_bodies(scene: Scene) -> Iterator[Tried]:
                 process.stdin.write("enough\n")
                 process.stdin.flush()
             answers = said_by(process)
-        for number, sort in enumerate(sorts):
+        for number, sort in enumerate(() if scene.quick else sorts):
             open_count = answers[number :: len(sorts)].count(None)
-            through = f"{open_count} of 16 are open after {seconds:.0f} s" if open_count and not scene.quick else ""
+            through = f"{open_count} of 16 are open after {seconds:.0f} s" if open_count else ""
             yield Tried(what=f"{sort.partition('/a')[0]}, byte by byte", through=through)
         yield from _without_lease(target, "without any right")
     if not scene.quick:
@@ -226,7 +230,7 @@ def _others_go_on(scene: Scene, coordinator: Coordinator, token: str) -> Iterato
     if not scene.quick:
         with scene.started(coordinator.home, "work", "--name", "honest", "--json"):
             try:
-                wait_until(lambda: _state(coordinator, "meanwhile") == "completed", "a result meanwhile", 20.0)
+                wait_until(lambda: state_of(coordinator, "meanwhile") == "completed", "a result meanwhile", 20.0)
                 through = ""
             except NotAsExpected as error:
                 through = str(error)
@@ -246,10 +250,6 @@ def _without_lease(target: dict[str, Any], how: str) -> Iterator[Tried]:
         got = {str(one) for one in answers[number :: len(paths)]}
         through = "" if all(one.startswith("HTTP/1.1 4") for one in got) else f"answered {got}"
         yield Tried(what=f"{path.partition('/a' * 2)[0][:20]} {how}", through=through)
-
-
-def _state(coordinator: Coordinator, name: str) -> str:
-    return str(ask_as_owner(coordinator, "GET", f"/v1/jobs/{name}")["job"]["state"])
 
 
 def _certificate(scene: Scene, coordinator: Coordinator, name: str) -> str:
@@ -445,7 +445,8 @@ def _full_disk(scene: Scene) -> Iterator[Tried]:
     """Upload, in each way that there is, more than the disk has above its floor."""
     with _small_disk(scene.place("small", mode=0o700), FLOOR_MIB + 12) as is_mounted:
         if not is_mounted:
-            raise NotAsExpected("a small disk can't be mounted here")
+            scene.missing["uploads beyond the disk's floor"] = "a small disk can't be mounted here"
+            return
         with scene.serving("--system-a", name="small") as coordinator:
             ann, target = token_for(coordinator, "ann"), target_of(coordinator)
             job = order("held", "true", folder="/")

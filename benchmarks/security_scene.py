@@ -65,6 +65,8 @@ class Scene:
     shared: Coordinator | None = None
     """One that serves already, for cases of a smoke run that need no other."""
     watched: Watched = field(default_factory=Watched)
+    missing: dict[str, str] = field(default_factory=dict)
+    """What can't be tried on this machine, each with the reason."""
 
     def place(self, name: str, *, mode: int = 0o755, user: int = 0) -> Path:
         """Make a folder; for an attacker if a user is named."""
@@ -184,12 +186,13 @@ def watching(coordinator: Coordinator, watched: Watched, *, every_s: float) -> I
             os.sched_setscheduler(int(task.name), os.SCHED_RR, os.sched_param(1))
     Path(f"/proc/{coordinator.pid}/clear_refs").write_text("5")
     # In a process of its own: whatever this one does keeps no answer waiting.
-    looking = attacker.subprocess_of("watch", user=os.geteuid(), target=target, every_s=every_s)
-    try:
-        yield
-    finally:
-        watched.answers_s += json.loads(looking.communicate("enough\n")[0])
-        watched.peak_bytes = max(watched.peak_bytes, coordinator.rss_bytes("VmHWM"))
+    with attacker.subprocess_of("watch", user=os.geteuid(), target=target, every_s=every_s) as looking:
+        try:
+            yield
+            watched.answers_s += json.loads(looking.communicate("enough\n", timeout=PATIENCE_S)[0])
+            watched.peak_bytes = max(watched.peak_bytes, coordinator.rss_bytes("VmHWM"))
+        finally:
+            looking.kill()
 
 
 def target_of(coordinator: Coordinator) -> dict[str, Any]:
@@ -222,6 +225,11 @@ def ask_as_owner(coordinator: Coordinator, method: str, path: str, body: Any = N
         raise NotAsExpected(f"{method} {path}: {answer.status} {text[:500]!r}")
     is_json = str(answer.getheader("content-type")).startswith("application/json")
     return json.loads(text) if is_json else text.decode("utf-8", "replace")
+
+
+def state_of(coordinator: Coordinator, name: str) -> str:
+    """Return the state of a job."""
+    return str(ask_as_owner(coordinator, "GET", f"/v1/jobs/{name}")["job"]["state"])
 
 
 @functools.cache

@@ -23,6 +23,7 @@ from security_scene import (
     free_port,
     request,
     said_by,
+    state_of,
     target_of,
     token_for,
     wait_until,
@@ -67,7 +68,7 @@ def impostor(scene: Scene) -> Iterator[Tried]:
         with scene.serving(*words, listen=f"127.0.0.1:{port}", **settings) as coordinator:
             job = order("after", "true", folder="/")
             ask_as_owner(coordinator, "POST", "/v1/jobs", submission(job))
-            wait_until(lambda: _state(coordinator, "after") == "completed", "a job after the impostor")
+            wait_until(lambda: state_of(coordinator, "after") == "completed", "a job after the impostor")
     yield from _deceived_over_tls(scene)
 
 
@@ -162,23 +163,33 @@ def hostile_environments(scene: Scene) -> Iterator[Tried]:
         ]
         target = target_of(coordinator)
         expected(asked(target, [request("POST", "/v1/jobs", submission(one), token=token) for one in orders]))
-        settings = {"UV_OFFLINE": "1", "UV_NO_INDEX": "1", "PRIVATE": str(secret.parent), "MY_TOKEN": SECRET}
+        settings = {"UV_NO_INDEX": "1", "PRIVATE": str(secret.parent), "MY_TOKEN": SECRET}
         words = ("work", "--name", "jail", "--slots", "2", "--run-as", f"{USERS}-{USERS + 1}", "--json")
-        # Reading it sets this: it is older than the last change.
         os.utime(secret, (1, secret.stat().st_mtime))
         with scene.started(coordinator.home, *words, **settings):
-            wait_until(lambda: _state(coordinator, "honest") in ENDED, "the honest environment")
-            if _state(coordinator, "honest") != "completed":
+            wait_until(lambda: state_of(coordinator, "honest") in ENDED, "the honest environment")
+            if state_of(coordinator, "honest") != "completed":
                 raise NotAsExpected(f"the honest environment: {_shown(coordinator, 'honest')[-3000:]}")
             for one in orders[1:]:
                 yield _judged(coordinator, one["name"], may_start=True)
         yield Tried(
             what="remote includes", through=f"asked: {heard.read_bytes()[:100]!r}" if heard.stat().st_size else ""
         )
-        through = "" if secret.stat().st_atime == 1 else "it was opened"
-        yield Tried(what="whether root's file was read at all", through=through)
+        what = "whether root's file was read at all"
+        if _notes_reads(secret.parent / "control.txt"):
+            yield Tried(what=what, through="" if secret.stat().st_atime == 1 else "it was opened")
+        else:
+            scene.missing[what] = "the file system does not note when files are read"
     for number in (USERS, USERS + 1):
         Path(f"/run/stoker/users/{number}.lock").unlink(missing_ok=True)
+
+
+def _notes_reads(control: Path) -> bool:
+    """Check whether reading a file sets its time of access, where that is older than the last change."""
+    control.write_text("read")
+    os.utime(control, (1, control.stat().st_mtime))
+    control.read_text()
+    return control.stat().st_atime != 1
 
 
 def _hostile_orders(
@@ -220,7 +231,7 @@ def _project(
         "requirements.txt": requirements.encode(),
         "train.py": b"import alpha, os\nopen(os.environ['STOKER_OUT'] + '/told', 'w').write(alpha.VERSION)\n",
         "wheels/alpha-1.0-py3-none-any.whl": Path(wheel(str(folder / "made"), "alpha")).read_bytes(),
-        **{path: data for path, data in more.items() if not path.startswith(("'", '"'))},
+        **more,
     }
     for path, data in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -247,8 +258,8 @@ def _spies(secret: Path) -> list[dict[str, Any]]:
 
 def _judged(coordinator: Coordinator, name: str, *, may_start: bool) -> Tried:
     """Wait until a machine has refused a job, or it has ended; see that it shows nothing of root's."""
-    wait_until(lambda: _is_refused(coordinator, name) or _state(coordinator, name) in ENDED, f"a verdict on {name}")
-    shown, state = _shown(coordinator, name), _state(coordinator, name)
+    wait_until(lambda: _is_refused(coordinator, name) or state_of(coordinator, name) in ENDED, f"a verdict on {name}")
+    shown, state = _shown(coordinator, name), state_of(coordinator, name)
     attempts = ask_as_owner(coordinator, "GET", f"/v1/jobs/{name}")["attempts"]
     is_started = state == "completed" or (not may_start and any(one["started_s"] for one in attempts))
     through = "root's file is shown" if SECRET in shown else "it was started" if is_started else ""
@@ -271,10 +282,6 @@ def _shown(coordinator: Coordinator, name: str) -> str:
     return text
 
 
-def _state(coordinator: Coordinator, name: str) -> str:
-    return str(ask_as_owner(coordinator, "GET", f"/v1/jobs/{name}")["job"]["state"])
-
-
 # 4
 
 
@@ -294,8 +301,8 @@ def pinned(scene: Scene) -> Iterator[Tried]:
             orders.append(order(name, *argv, **{"code_tree": tree, **fields}))
         expected(asked(target, [request("POST", "/v1/jobs", submission(one), token=token) for one in orders]))
         with scene.started(coordinator.home, "work", "--name", "pinned", "--accept-code", tree, "--json"):
-            wait_until(lambda: _state(coordinator, "good") in ENDED, "the accepted program")
-            if _state(coordinator, "good") != "completed":
+            wait_until(lambda: state_of(coordinator, "good") in ENDED, "the accepted program")
+            if state_of(coordinator, "good") != "completed":
                 raise NotAsExpected(f"the accepted program: {_shown(coordinator, 'good')[-2000:]}")
             for one in orders[1:]:
                 yield _judged(coordinator, one["name"], may_start=False)

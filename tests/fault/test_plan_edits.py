@@ -510,7 +510,7 @@ def test_what_a_fingerprint_is_of_may_not_change_while_the_stage_runs(lab: Lab, 
     until(project.has_begun, "the stage does not begin")
     project.folder.joinpath("mark").write_text("2")
     project.gate.touch()
-    assert flight.land()["t0"].message == "input changed while the stage ran: what fingerprint= returns"
+    assert flight.land()["t0"].message == "input changed while the stage ran: the result of fingerprint="
     assert is_all(lab, lab.run(project.plan("marked")), 2)
     project.folder.joinpath("mark").write_text("1")
     assert is_all(lab, lab.run(project.plan("marked")), 1)

@@ -19,6 +19,7 @@ _SAFE = re.compile(r"[A-Za-z0-9_.+-]{1,40}", re.ASCII)
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.+-]+", re.ASCII)
 # Paths have neither + nor %, so nothing else is written like this.
 _IN_PATHS = str.maketrans({"/": "+", "$": "%"})
+_FROM_LABELS = str.maketrans({"+": "/", "%": "$"})
 _LONGEST_BYTES = 120
 _SHORTENED = 24
 _VALUE_DIGITS, _LABEL_DIGITS = 12, 16
@@ -32,6 +33,13 @@ def label_of(values: Iterable[tuple[str, Any]]) -> str:
         return label
     kept = encoded[:_LONGEST_BYTES].decode(errors="ignore")
     return f"{kept}@{digest_value('label', label)[:_LABEL_DIGITS]}"
+
+
+def read_label(label: str) -> dict[str, Any]:
+    """Return the values by path that a label names; none if it does not name them all exactly."""
+    parts = (part.partition("=") for part in label.split(","))
+    values = {path.translate(_FROM_LABELS): scalar(text) for path, _, text in parts}
+    return values if label_of(values.items()) == label else {}
 
 
 def _value_label(value: Any) -> str:

@@ -64,7 +64,7 @@ class OwnPython:
     base_prefix: str = sys.base_prefix
 
     def is_it(self, path: str) -> bool:
-        """Whether a path starts this very interpreter, in this very environment."""
+        """Whether a path starts the interpreter that runs Stoker, in the same environment."""
         try:
             is_same_file = os.path.samefile(path, self.executable)
         except OSError:

@@ -27,7 +27,7 @@ UV_SETTINGS = (
 
 
 def pip_install(*names: str) -> str:
-    """Return the command that installs distributions for this very interpreter, as it is pasted into a shell.
+    """Return the command that installs distributions for the interpreter that runs this, to be pasted into a shell.
 
     A plain `pip` may well be that of another environment.
     """

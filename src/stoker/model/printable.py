@@ -6,6 +6,7 @@ What a program printed may hold codes that move a terminal's cursor, set its tit
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 # Everything that is not printed as itself, but for tabs, line ends and our own few colours.
 _CODES = re.compile(r"\x1b\[(?:0|1|2|31|32|33)m|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -38,6 +39,12 @@ def one_line(text: str, longest: int = 0) -> str:
     """Give a text without breaks and control characters, cut where it becomes a story; 0 means any length."""
     line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
     return line if not longest or len(line) <= longest else f"{line[: longest - 1]}…"
+
+
+def some_of(names: Sequence[str], most: int) -> str:
+    """Return names in one line: at most so many, and how many more there are."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def first_line(error: BaseException) -> str:

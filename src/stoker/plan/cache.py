@@ -141,7 +141,7 @@ class Cache:
     def changed_reads(self, node: Node, action: Action) -> list[str]:
         """Return the input paths of a node, and its fingerprint, that are no longer what its action says."""
         changed = node.stage.args.changed_reads(node.args, action.args, self.digest_of)
-        return changed if _has_fingerprint(node.stage, action) else [*changed, "what fingerprint= returns"]
+        return changed if _has_fingerprint(node.stage, action) else [*changed, "the result of fingerprint="]
 
     def still_begins_with(self, node: Node, action: Action) -> bool:
         """Say whether what a node reads first, as a program does its code, is still what its action says."""

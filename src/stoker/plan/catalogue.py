@@ -198,7 +198,7 @@ def load_cookbook(source: Source) -> Cookbook:
     if cookbook.name != source.name:
         raise BadCookbook(
             f"cookbook {cookbook.name!r} is registered as {source.name!r}: both names must be the same",
-            hint="its entry point, or with STOKER_COOKBOOKS its module, has the name of the cookbook",
+            hint="give its entry point, or its module if STOKER_COOKBOOKS names it, the name of the cookbook",
         )
     return cookbook
 

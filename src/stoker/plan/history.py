@@ -23,10 +23,10 @@ from stoker.plan.index_file import IndexFile
 _COMPARED = 5
 _FLUSH_AT = 256
 # How many of a plan's executions, the newest first, estimates are taken from; and of how many the mean is taken.
-_MOST_TIMED = 20_000
+_MOST_TIMED = 3_000
 _AVERAGED = 10
 # What only one trial of a sweep has is named after it: `3.train` is the `train` of the third.
-_TRIAL = re.compile(r"\d+\.")
+_TRIAL = re.compile(r"^\d+\.")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS ran (
     plan TEXT, node TEXT, stage TEXT, key TEXT, at REAL, seconds REAL, action TEXT,
@@ -82,7 +82,7 @@ class History:
         self._fresh: list[tuple[Any, ...]] = []
         self._plans: dict[str, bool] = {}
         self._timed: dict[str, dict[str, _Timed]] = {}
-        """By plan and node, once an estimate was wanted."""
+        """By plan and node, once an estimate was wanted; read again after something was written."""
 
     @property
     def trouble(self) -> str:
@@ -179,3 +179,4 @@ class History:
             written = "INSERT OR REPLACE INTO ran VALUES (?, ?, ?, ?, ?, ?, ?)"
             self._index.do(lambda db: db.executemany(written, self._fresh))
             self._fresh.clear()
+            self._timed.clear()

@@ -155,7 +155,7 @@ class Execution:
                 folder.end(self._end(result, Bug(f"{type(problem).__name__}: {problem}")))
                 raise
             ends = watch.ends if watch is not None else ()
-            self._settle_out(ends, laid_out, status)
+            self._settle_out(ends, laid_out)
             end = self._end(result, error, laid_out, has_out=any(one.out for one in ends))
             folder.end(end)
             told = {name: value for name, value in end.to_json().items() if name not in ("v", "keys", "parts")}
@@ -220,12 +220,18 @@ class Execution:
                 self._executor.cancel_nodes(names)
 
     def _settle(self, end: TrialEnd) -> str | None:
+        """Write a trial down, lay it out, and then warn if it ran edited code; return where its plain files are."""
+        try:
+            return self._lay_out_trial(end)
+        finally:
+            if self.ran_code is not None:
+                self._warn(self.ran_code.warning(end.trial))
+
+    def _lay_out_trial(self, end: TrialEnd) -> str | None:
         """Write a trial down, lay it out as plain files and say where; of one that failed, clear what an older left."""
         from stoker.worker.giving import parts_of_trial  # noqa: PLC0415 - for sweeps alone
 
         trial, is_good = end.trial, end.state == "completed"
-        if self.ran_code is not None:
-            self._warn(self.ran_code.warning(trial))
         if self.index is not None and is_good and not end.is_kept:
             code = self.ran_code.of(trial) if self.ran_code is not None else self.index.code
             self.index.note(trial.job_id, key=end.keys[trial.nodes.final], digest=end.digest, code=code)
@@ -241,21 +247,23 @@ class Execution:
         point_last_at(os.path.dirname(self.out), os.path.basename(self.out))
         return laid_out.folder
 
-    def _settle_out(self, ends: tuple[TrialEnd, ...], laid_out: LaidOut | None, status: StatusWriter) -> None:
+    def _settle_out(self, ends: tuple[TrialEnd, ...], laid_out: LaidOut | None) -> None:
         """Bring the plain folder to its final state: its link to the best trial; none if it was made for nothing."""
         if self.ran_code is not None:
             self._warn(self.ran_code.summary((end.trial for end in ends), len(self.trials)))
-        self._settle_best(ends, laid_out, status)
+        self._settle_best(ends, laid_out)
         if self._made_out:
             # Fails, as it should, if anything lies in it.
             with suppress(OSError):
                 os.rmdir(self._made_out)
 
     def _warn(self, warning: Event | None) -> None:
+        """Write a warning to the journal, if it can be written: the work is done without it."""
         if warning is not None and self._emit is not None:
-            self._emit(warning)
+            with suppress(StokerError, OSError):
+                self._emit(warning)
 
-    def _settle_best(self, ends: tuple[TrialEnd, ...], laid_out: LaidOut | None, status: StatusWriter) -> None:
+    def _settle_best(self, ends: tuple[TrialEnd, ...], laid_out: LaidOut | None) -> None:
         """Make `best` lead to the best trial, or be no more where there is none; say so if something is in the way."""
         if self.out is None or (laid_out is not None and BEST in laid_out.files):
             return
@@ -266,7 +274,7 @@ class Execution:
             in_the_way = settle_best(self.out, label, [trial.label for trial in self.trials])
         if in_the_way:
             message = f"{in_the_way} is in the way: it stays as it is, and no link leads to the best one, {label}"
-            status.emit(Event(Kinds.WARNING, {"message": message}))
+            self._warn(Event(Kinds.WARNING, {"message": message}))
 
     def _best_of(self, ends: tuple[TrialEnd, ...]) -> TrialEnd | None:
         """Give the best of trials that worked together over one base, if they can be compared, or the only one."""

@@ -70,7 +70,7 @@ class Gathering:
     def program_files(self, trial: Trial) -> dict[str, str]:
         """Return the digest of each file of its program: as it was ordered, or edited when this trial began."""
         ordered = {str(name): str(digest) for name, digest in _mapping(self._config.get("code")).items()}
-        edited = self.story.edited.get(str(trial.number), {})
+        edited = self.story.edited.get(trial.number, {})
         return {**ordered, **{str(name): str(digest) or "gone" for name, digest in edited.items()}}
 
     def records(self, trial: Trial | None = None) -> dict[str, Record]:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from stoker.model.digests import Digest, digest_value
 from stoker.model.errors import StokerError
 from stoker.model.events import Event, Kinds
+from stoker.model.printable import some_of
 from stoker.worker.trials import Trial
 
 _MOST_NAMED = 10
@@ -56,7 +57,7 @@ class RanCode:
         if not edits or code in self._reported:
             return None
         self._reported.add(code)
-        return _warning(f"while this sweep runs: {trial.label} ran the edited code", [trial], [edits])
+        return self._warning(f"while this sweep runs: {trial.label} ran the edited code", [trial])
 
     def summary(self, trials: Iterable[Trial], total: int) -> Event | None:
         """Return a warning that names those of the trials that ran edited code; None if there are none."""
@@ -65,21 +66,23 @@ class RanCode:
             return None
         codes = len({self.of(trial) for trial in ran})
         what = f"edited code, {codes} different texts" if codes > 1 else "edited code"
-        which = f"{len(ran):,} of {total:,} trials ran {what}: {_some([str(trial.number) for trial in ran])}"
-        text = f"while this sweep ran; {which}; the same command again runs all with the current code"
-        return _warning(text, ran, [self._of(trial) for trial in ran])
+        numbers = some_of([str(trial.number) for trial in ran], _MOST_NAMED)
+        which = f"{len(ran):,} of {total:,} trials ran {what}: {numbers}"
+        again = "the same command again runs the trials that ran other code than the current, and keeps the rest"
+        return self._warning(f"while this sweep ran; {which}; {again}", ran)
+
+    def _warning(self, text: str, trials: Sequence[Trial]) -> Event:
+        """Return a warning with the edited files of each code that was run, and the trials that ran it."""
+        by_code: dict[str, list[Trial]] = {}
+        for trial in trials:
+            by_code.setdefault(self.of(trial), []).append(trial)
+        edited = {
+            code: {"files": dict(self._of(ran[0])), "trials": [trial.number for trial in ran]}
+            for code, ran in by_code.items()
+        }
+        files = list(dict.fromkeys(name for ran in by_code.values() for name in self._of(ran[0])))
+        message = f"{some_of(files, _MOST_NAMED)} {'was' if len(files) == 1 else 'were'} edited {text}"
+        return Event(Kinds.WARNING, {"message": message, "edited": edited})
 
     def _of(self, trial: Trial) -> Mapping[str, str]:
         return self._edits.get(trial.nodes.final, {})
-
-
-def _warning(text: str, trials: Sequence[Trial], edits: Sequence[Mapping[str, str]]) -> Event:
-    files = list(dict.fromkeys(name for one in edits for name in one))
-    message = f"{_some(files)} {'was' if len(files) == 1 else 'were'} edited {text}"
-    edited = {str(trial.number): dict(one) for trial, one in zip(trials, edits, strict=True)}
-    return Event(Kinds.WARNING, {"message": message, "edited": edited})
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from stoker.model.events import Kinds
@@ -62,8 +62,10 @@ class Story:
         """What the run warned of, each text once."""
         self.edits = ""
         """Of a sweep, the newest warning that its program was edited while it ran."""
-        self.edited: dict[str, dict[str, str]] = {}
+        self.edited: dict[int, Mapping[str, str]] = {}
         """By the number of a trial that ran edited code, the edited files with their digests."""
+        self.dropped_warnings = 0
+        """How many warnings are not in `warnings`, which holds the first ones."""
         self._fans: dict[str, _Fan] = {}
 
     def take(self, event: dict[str, Any]) -> NodeStory | None:
@@ -94,12 +96,22 @@ class Story:
         message = str(event.get("message", ""))
         edited = event.get("edited")
         if isinstance(edited, dict):
-            self.edited |= {str(trial): files for trial, files in edited.items() if isinstance(files, dict)}
+            self._note_edits(edited.values())
             # The one at the end of a sweep says all that those before it said.
             self.warnings = [one for one in self.warnings if one != self.edits]
             self.edits = message
-        if message and message not in self.warnings and len(self.warnings) < _MOST_WARNINGS:
+        if not message or message in self.warnings:
+            return
+        if len(self.warnings) < _MOST_WARNINGS:
             self.warnings.append(message)
+        else:
+            self.dropped_warnings += 1
+
+    def _note_edits(self, codes: Iterable[Any]) -> None:
+        for code in codes:
+            files, trials = (code.get("files"), code.get("trials")) if isinstance(code, dict) else (None, None)
+            if isinstance(files, dict) and isinstance(trials, list):
+                self.edited |= {number: files for number in trials if type(number) is int}
 
 
 class _Fan:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stoker.config.label import label_of
+from stoker.config.label import label_of, read_label
 
 ODD: list[Any] = [
     "", " ", "a b", "a/b", "$HOME", "`x`", "a'b", 'a"b', "*", "~", "a=b", "a,b", "größe", "\n", "1", "true", "null",
@@ -86,3 +86,17 @@ def test_a_long_label_is_cut_and_stays_its_own() -> None:
 def test_labels_stay_what_they_are() -> None:
     assert label_of([("x", "a b")]) == "x=a_b@56048bf4a3a5"
     assert label_of([("x", [1, 2])]) == "x=1_2@acb324538e0b"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"lr": 0.001}, {"model.depth": 3, "name": "x", "flag": True}, {"optim/kind": "adam", "n": None}],
+    ids=str,
+)
+def test_the_values_of_a_point_are_read_from_its_label(values: dict[str, Any]) -> None:
+    assert read_label(label_of(values.items())) == values
+
+
+@pytest.mark.parametrize("label", ["", "my best", "lr=1.0e-3", label_of([("text", "1")]), label_of([("a", "x" * 90)])])
+def test_a_label_that_does_not_name_its_values_exactly_names_none(label: str) -> None:
+    assert read_label(label) == {}

@@ -93,6 +93,25 @@ def test_a_trial_of_a_sweep_is_known_by_its_arguments_and_not_by_its_number(path
     assert history.estimate_s(node="3.mix", args={"lr": 3}, **named) == 11.0, "a new trial: the mean of those known"
 
 
+def test_only_a_number_at_the_beginning_of_a_name_is_that_of_a_trial(path: str) -> None:
+    noted(path, action(a=1), node="layer1.mix", seconds=2.0)
+    history = noted(path, action(a=1), node="layer2.mix", seconds=20.0)
+    named = {"plan": "p", "stage": "cook/mix"}
+    assert history.estimate_s(node="layer1.mix", args={"a": 1}, **named) == 2.0
+    assert history.estimate_s(node="layer2.mix", args={"a": 1}, **named) == 20.0
+
+
+def test_an_estimate_knows_what_was_written_since_the_one_before(path: str) -> None:
+    history = noted(path, action(a=1), seconds=2.0)
+    named = {"plan": "p", "node": "mix", "stage": "cook/mix"}
+    assert history.estimate_s(args={"a": 2}, **named) == 2.0
+    for index in range(2, 258):
+        one = action(a=index)
+        history.note(plan="p", node="mix", action=one, key=one.key(), at_s=float(index), seconds=7.0)
+    assert history.estimate_s(args={"a": 2}, **named) == 7.0
+    history.close()
+
+
 def test_a_new_node_will_take_as_long_as_its_stage_did_lately(path: str) -> None:
     history = noted(path, action(a=1), seconds=4.0)
     noted(path, action(a=2), node="other", seconds=6.0)

@@ -48,6 +48,11 @@ def test_how_a_node_ends(told: dict[str, Any], ending: str) -> None:
     assert endings(tell([told])) == {"a": ending}
 
 
+def test_warnings_beyond_the_first_hundred_are_counted() -> None:
+    story = tell([event("warning", message=f"no {number}") for number in range(130)])
+    assert (len(story.warnings), story.dropped_warnings) == (100, 30)
+
+
 def test_a_fan_out_ends_when_its_last_instance_does() -> None:
     story = Story()
     story.take(event("stage_expanded", "train", count=2, stage="x/y"))

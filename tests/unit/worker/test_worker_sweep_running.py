@@ -10,18 +10,23 @@ from typing import Any
 
 import pytest
 
-from stoker.model.errors import Cancelled, StageFailed, StokerError, SweepGivenUp
+from stoker.model.digests import digest_value
+from stoker.model.errors import Cancelled, LocalFile, StageFailed, StokerError, SweepGivenUp
 from stoker.model.events import Event, Kinds
 from stoker.model.frozen import changed
+from stoker.model.json_text import dumps
 from stoker.model.lifecycle import JobState
 from stoker.plan.preview import preview
 from stoker.plan.run_options import RunOptions
-from stoker.plan.status import read_status
+from stoker.plan.status import StatusWriter, read_status
+from stoker.plan.sweep_plan import TrialNodes
 from stoker.worker.execution import JobResult
 from stoker.worker.gathering import Gathering
 from stoker.worker.job_folder import JobFolder
+from stoker.worker.ran_code import RanCode
 from stoker.worker.sides import side_of
 from stoker.worker.story import tell
+from stoker.worker.trials import Trial
 from tests.unit.plan.lab import lines_of
 from tests.unit.worker.conftest import Office
 from tests.unit.worker.sweeping import WORK, Sweeps, counts, renamed, states
@@ -339,12 +344,60 @@ def test_a_sweep_whose_program_is_edited_meanwhile_names_the_trials_that_ran_the
     (warning,) = story.warnings
     assert warning == story.edits
     assert warning.startswith("work.sh was edited while this sweep ran; 1 of 3 trials ran edited code: 3;")
+    hint = "the same command again runs the trials that ran other code than the current, and keeps the rest"
+    assert warning.endswith(f"; {hint}")
     gathering = Gathering(job.folder, sweeps.office.lab.store)
     sides = [side_of(gathering, trial, label=str(trial.number)) for trial in gathering.wanted()]
     first, second, third = (side.code["work.sh"] for side in sides)
     assert first == second != third
     again = sweeps.run_line("n=1,2,3", *declared)
     assert states(again) == {"n=1": "completed", "n=2": "completed", "n=3": "kept"}
+
+
+def test_a_warning_of_edited_code_names_each_code_once_however_many_trials_ran_it() -> None:
+    trials = [
+        Trial(
+            number=number,
+            label=f"n={number}",
+            point={"n": number},
+            args={},
+            job_id=digest_value("t", number),
+            nodes=TrialNodes(final=f"{number}.run", keep=(), nodes=(f"{number}.run",)),
+        )
+        for number in range(1, 1001)
+    ]
+    files = {f"lib/{index}.py": "old" for index in range(10)}
+    now = "a" * 64
+    code = RanCode("/", files, lambda _path: now)
+    for trial in trials:
+        now = ("a" if trial.number % 2 else "b") * 64
+        code.begin(trial.nodes.final)
+    warning = code.summary(trials, len(trials))
+    assert warning is not None
+    edited: Any = warning.fields["edited"]
+    assert sum(len(one["files"]) for one in edited.values()) == 20
+    assert len(dumps(warning.fields)) < 10_000
+    story = tell([{"kind": warning.kind, **warning.fields}])
+    assert len(story.edited) == 1000
+    assert story.edited[999] == dict.fromkeys(files, "a" * 64)
+    assert story.edited[1000] == dict.fromkeys(files, "b" * 64)
+
+
+def test_a_warning_that_cannot_be_written_loses_no_trial(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
+    emit = StatusWriter.emit
+
+    def fails(writer: StatusWriter, event: Event) -> None:
+        if "edited" in event.fields:
+            raise LocalFile("no space is left")
+        emit(writer, event)
+
+    monkeypatch.setattr(StatusWriter, "emit", fails)
+    (sweeps.folder / "work.sh").write_text(f"{WORK}if [ $1 = 1 ]; then echo 'echo acc=1' >> work.sh; fi\n")
+    job = sweeps.run_line("n=1,2,3")
+    assert (job.error, counts(job)) == (None, {"completed": 3})
+    assert sweeps.out(job, "n=2/made").exists()
+    assert job.folder.ended() is not None
+    assert states(sweeps.run_line("n=1,2,3")) == {"n=1": "completed", "n=2": "kept", "n=3": "kept"}
 
 
 def test_a_sweep_whose_program_stays_as_it_is_warns_of_nothing(sweeps: Sweeps) -> None:

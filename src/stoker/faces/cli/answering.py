@@ -39,7 +39,8 @@ def answer(words: list[str], flags: Flags, build: Callable[[], Parts]) -> int:
         finally:
             call.close()
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - here every error becomes a line and a code
-        return report(error, out, debug=flags.debug, crash_folder=call.state_folder)
+        besides = call.incomplete if call.incomplete is not error else None
+        return report(error, out, debug=flags.debug, crash_folder=call.state_folder, besides=besides)
     finally:
         out.close()
 
@@ -54,8 +55,8 @@ def _perform(call: Call, words: list[str]) -> int:
         call.out.object({"command": command.words, "help": module.GRAMMAR.help()})
         return 0
     code: int = module.perform(call, module.GRAMMAR.parse(rest))
-    if call.lacks is not None:
-        raise call.lacks
+    if call.incomplete is not None:
+        raise call.incomplete
     return code
 
 

@@ -32,7 +32,7 @@ class Call:
         self._build = build
         self._parts: Parts | None = None
         self._opened: list[Closeable] = []
-        self.lacks: StokerError | None = None
+        self.incomplete: StokerError | None = None
         """Why the answer is incomplete. The command does what it can; then this is reported, with its exit code."""
 
     @property

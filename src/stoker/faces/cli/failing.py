@@ -26,8 +26,12 @@ def report(
     debug: bool,
     crash_folder: Callable[[], str] = str,
     is_in_stream: bool = False,
+    besides: StokerError | None = None,
 ) -> int:
-    """Tell people and programs of an error; give the exit code. A stream of events has told programs already."""
+    """Report an error to people and programs; return the exit code.
+
+    A stream of events has told programs already. `besides` is what was wrong before, such as a token that was refused.
+    """
     if isinstance(error, BrokenPipeError):
         return 0
     if isinstance(error, AskedToEnd):
@@ -47,7 +51,7 @@ def report(
         import traceback
 
         out.complain("".join(traceback.format_exception(error)).rstrip())
-    for line in error_lines(known):
+    for line in [*error_lines(known), *(error_lines(besides) if besides is not None else ())]:
         out.complain(line)
     if not is_in_stream:
         out.object(known.to_dict())

@@ -11,8 +11,9 @@ from stoker.faces.cli.fleet.reaching import AT
 from stoker.faces.cli.grammar import Grammar, Option, Positional
 from stoker.faces.cli.job_facts import job_story, split_target
 from stoker.faces.cli.kept import Kept, job_or_kept
-from stoker.faces.cli.left_out import tell_left, trials_left
+from stoker.faces.cli.left_out import Left, tell_left, trials_left
 from stoker.model.errors import NotFound, Refused, Usage
+from stoker.model.lifecycle import JobState
 from stoker.model.units import format_size
 from stoker.store.results import Part, lay_out
 from stoker.worker.giving import part_of_record, parts_of_job
@@ -67,11 +68,17 @@ def perform(call: Call, given: dict[str, Any]) -> int:
 
         return get_fleet_job(call, fleet, given)
     found = job_or_kept(call, name)
+    left: list[Left] = []
+    total = 0
     if isinstance(found, JobFolder):
         if given["metrics"] is not None:
             return _write_metrics(call, found, trial, os.path.join(parts.settings.folder, given["metrics"]))
-        title = found.spec().name
-        wanted = parts_of_job(parts.store, found, job_story(found), stage=given["stage"] or "", trial=trial)
+        title, is_running = found.spec().name, found.state()[0] is JobState.RUNNING
+        # Read once: a trial that completes meanwhile is listed, as it is not copied.
+        story = job_story(found)
+        if not given["stage"] and not trial:
+            left, total = trials_left(found, story, is_running=is_running)
+        wanted = parts_of_job(parts.store, found, story, stage=given["stage"] or "", trial=trial)
         if not wanted:
             raise NotFound(f"job {title} has no result", hint=f"stoker jobs show {title}")
     else:
@@ -81,8 +88,7 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     else:
         target = os.path.join(parts.settings.folder, given["dir"] or "/".join(filter(None, (title, trial))))
         _lay_out(call, title, wanted, target, is_forced=given["force"])
-    if isinstance(found, JobFolder) and not given["stage"] and not trial:
-        tell_left(call, title, *trials_left(found))
+    tell_left(call, title, left, total)
     return 0
 
 

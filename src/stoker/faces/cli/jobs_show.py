@@ -17,7 +17,7 @@ from stoker.faces.view.times import ago, span
 from stoker.worker.masking import masked_args
 from stoker.worker.program_order import is_found
 from stoker.worker.reordering import trials_of_job
-from stoker.worker.story import NodeStory
+from stoker.worker.story import NodeStory, Story
 from stoker.worker.trials import KnownMetrics, TrialEnd, is_sweep, shared_nodes
 
 GRAMMAR = Grammar(
@@ -54,6 +54,7 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     }
     told = [_trial_as_json(one) for one in ends]
     more |= {"where": "here", "journal": folder.status_path, "warnings": story.warnings}
+    more |= {"dropped_warnings": story.dropped_warnings}
     out.object({**facts, **more, "stages": stages, "trials": told})
     took = f", took {span(facts['elapsed_s'])}" if facts["elapsed_s"] is not None else ""
     why = f" ({facts['why']})" if facts["why"] else ""
@@ -79,9 +80,15 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     told_of_trials = table(rows, header=("", "trial", *header[1:]), columns=out.columns) if rows else []
     for line in (*told_of_trials, *companies_lines(spec.name, story.nodes.values())):
         out.line(line)
-    for warning in story.warnings:
-        out.note(f"warning: {warning}")
+    _show_warnings(call, story)
     return 0
+
+
+def _show_warnings(call: Call, story: Story) -> None:
+    for warning in story.warnings:
+        call.out.note(f"warning: {warning}")
+    if story.dropped_warnings:
+        call.out.note(f"note: {story.dropped_warnings:,} more warnings are in the journal")
 
 
 def _trial_row(end: TrialEnd) -> list[str]:

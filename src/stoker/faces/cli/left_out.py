@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stoker.faces.cli.call import Call
-from stoker.faces.cli.job_facts import job_story, trial_ends
+from stoker.faces.cli.job_facts import trial_ends
 from stoker.model.errors import NotFound
 from stoker.model.frozen import frozen
 from stoker.model.lifecycle import JobState
+from stoker.model.printable import some_of
 from stoker.worker.job_folder import JobFolder
 from stoker.worker.reordering import trials_of_job
+from stoker.worker.story import Story
 from stoker.worker.trials import is_sweep
 
 _MOST_NAMED = 5
@@ -33,27 +35,28 @@ def tell_left(call: Call, sweep: str, left: Sequence[Left], total: int) -> None:
         return
     for one in left:
         call.out.object({"name": one.name, "label": one.label, "state": one.state, "folder": None, "files": []})
-    named = ", ".join(f"{one.name} ({one.label}) is {one.state}" for one in left[:_MOST_NAMED])
-    more = f" and {len(left) - _MOST_NAMED:,} more" if len(left) > _MOST_NAMED else ""
+    named = some_of([f"{one.name} ({one.label}) is {one.state}" for one in left], _MOST_NAMED)
     ended = next((one.name for one in left if one.state not in _WAITING), "")
     hints = [f"stoker logs {ended}"] if ended else []
     if any(one.state in _WAITING for one in left):
         hints.append(f"stoker jobs wait {sweep}, then `stoker get` again with --force")
     lack = "has no result and was" if len(left) == 1 else "have no result and were"
-    call.lacks = NotFound(
-        f"{len(left):,} of {total:,} trials of {sweep} {lack} not copied: {named}{more}",
+    call.incomplete = NotFound(
+        f"{len(left):,} of {total:,} trials of {sweep} {lack} not copied: {named}",
         hint="; ".join(hints),
     )
 
 
-def trials_left(folder: JobFolder) -> tuple[list[Left], int]:
-    """Return the trials of a job that have no result, and how many trials it has; none if it is no sweep."""
+def trials_left(folder: JobFolder, story: Story, *, is_running: bool) -> tuple[list[Left], int]:
+    """Return the trials that have no result by a job's story, and how many trials it has; none if it is no sweep."""
     trials = trials_of_job(folder)
     if not is_sweep(trials):
         return [], 0
-    name, is_running = folder.spec().name, folder.state()[0] is JobState.RUNNING
-    ends = trial_ends(trials, job_story(folder), is_running=is_running)
+    name = folder.spec().name
+    ends = trial_ends(trials, story, is_running=is_running)
     left = [
-        Left(name=f"{name}/{one.trial.number}", label=one.trial.label, state=one.state) for one in ends if not one.keys
+        Left(name=f"{name}/{one.trial.number}", label=one.trial.label, state=one.state)
+        for one in ends
+        if one.state != "completed"
     ]
     return left, len(ends)

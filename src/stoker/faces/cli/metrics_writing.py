@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from stoker.faces.cli.call import Call
 from stoker.model.errors import NotFound, Refused
+from stoker.model.printable import some_of
 from stoker.plan.metrics.export import Series, export_csv, export_parquet
 from stoker.worker.gathering import Gathered
 
@@ -28,8 +29,7 @@ def write_metrics(call: Call, name: str, gathered: Sequence[Gathered], path: str
     call.out.line(f"{written.rows:,} values in {path}")
     lacking = [f"{name}/{one.end.trial.number} ({one.end.state})" for one in gathered if not one.curve_files]
     if lacking:
-        more = f" and {len(lacking) - _MOST_NAMED:,} more" if len(lacking) > _MOST_NAMED else ""
-        call.out.note(f"note: nothing was measured of {', '.join(lacking[:_MOST_NAMED])}{more}")
+        call.out.note(f"note: nothing was measured of {some_of(lacking, _MOST_NAMED)}")
     if written.lost:
         call.out.note(f"note: {written.lost:,} values were dropped when they were measured")
     return 0

@@ -21,6 +21,7 @@ from stoker.host.log_file import LogFile
 from stoker.model.clock import Clock
 from stoker.model.errors import Cancelled, Faults, StokerError
 from stoker.model.frozen import changeable, fresh, frozen
+from stoker.model.printable import some_of
 from stoker.model.retry import Cause
 from stoker.plan.admitting import MemoryGate
 from stoker.plan.cache import Cache, Committed, Product
@@ -332,10 +333,9 @@ class Attempts:
             return Failed(cause=running.stop_cause or Cause.CANCELLED, message="it finished after it was asked to stop")
         reads = self._cache.changed_reads(running.node, running.execute.action)
         if reads:
-            more = f" and {len(reads) - _NAMED} more" if len(reads) > _NAMED else ""
             return Failed(
                 cause=Cause.IO,
-                message=f"input changed while the stage ran: {', '.join(reads[:_NAMED])}{more}",
+                message=f"input changed while the stage ran: {some_of(reads, _NAMED)}",
                 hint="run it again when nothing writes to its inputs",
             )
         if running.is_here:

@@ -10,10 +10,18 @@ from stoker.faces.cli.failing import error_lines, report
 from stoker.faces.cli.output import Output
 from stoker.model.errors import ArgsFaults, NotFound
 from stoker.model.faults import Fault
+from stoker.model.fleet_errors import NotAllowed
 
 
 def test_an_error_is_one_line_and_a_hint() -> None:
     assert error_lines(NotFound("there is no x", hint="look again")) == ["stoker: there is no x", "hint: look again"]
+
+
+def test_what_was_wrong_before_an_error_is_shown_after_it(capfd: pytest.CaptureFixture[str]) -> None:
+    out = Output(is_json=False, is_quiet=False)
+    code = report(NotFound("there is no x"), out, debug=False, besides=NotAllowed("the token is refused", hint="renew"))
+    assert code == NotFound.exit_code
+    assert capfd.readouterr().err == "stoker: there is no x\nstoker: the token is refused\nhint: renew\n"
 
 
 def test_several_faults_have_a_line_each_and_a_single_one_is_the_line() -> None:

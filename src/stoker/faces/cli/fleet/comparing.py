@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from stoker.config.label import read_label
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.fleet.naming import FleetJob
 from stoker.model.digests import Digest
@@ -14,7 +15,6 @@ from stoker.model.frozen import changed
 from stoker.model.lifecycle import JobState
 from stoker.plan.sweep_plan import TrialNodes
 from stoker.worker.gathering import Gathered, Gathering
-from stoker.worker.settings import own_values
 from stoker.worker.shipping.mirrored import Mirrored
 from stoker.worker.trials import Trial, TrialEnd
 
@@ -57,25 +57,24 @@ def gathered_points(call: Call, job: FleetJob) -> tuple[Gathering, list[Gathered
             found[point.id] = [_as_point(one, point) for one in gathering.trials()]
     if speaker is None:
         raise NotFound(f"no point of {job.ref} has run yet", hint=f"stoker explain {job.ref}")
-    swept = dict.fromkeys(name for trials in found.values() for one in trials for name in one.end.trial.point)
-    return speaker, [
-        one for point in points for one in found.get(point.id) or [_without_attempt(job, point, list(swept))]
-    ]
+    known = [one.end.trial for trials in found.values() for one in trials]
+    return speaker, [one for point in points for one in found.get(point.id) or [_without_attempt(point, known)]]
 
 
-def _without_attempt(job: FleetJob, point: JobView, swept: Sequence[str]) -> Gathered:
-    """Return a point of which nothing is known but what was submitted and its state."""
-    args = job.client.job(point.id).args
-    bare = Trial(
+def _without_attempt(point: JobView, known: Sequence[Trial]) -> Gathered:
+    """Return a point that has not run, from its label and state: to ask for each would take a request for each.
+
+    All but what is swept is taken from those that are known.
+    """
+    values = read_label(point.label)
+    trial = Trial(
         number=_number(point),
         label=point.label,
-        point={},
-        args=args,
+        point={name: values.get(name) for name in dict.fromkeys(name for one in known for name in one.point)},
+        args=known[0].args if known else {},
         job_id=Digest(point.id),
         nodes=TrialNodes(final="", keep=(), nodes=()),
     )
-    own = own_values(point.recipe, bare)
-    trial = changed(bare, point={name: own.get(name) for name in swept})
     return Gathered(end=TrialEnd(trial=trial, state=point.state, message=point.why), curve_files=())
 
 

@@ -10,6 +10,7 @@ from stoker.faces.cli.fleet.reaching import client_of, find, note_if_gone
 from stoker.model.errors import BadAnswer, NotFound, StokerError
 from stoker.model.fleet_errors import NoCoordinator
 from stoker.model.frozen import frozen
+from stoker.model.printable import some_of
 
 if TYPE_CHECKING:
     from stoker.wire.client import FleetClient
@@ -190,8 +191,12 @@ def _of_fleet_by_id(fleet: FleetJob) -> str:
     """Return a text that names an older job of the fleet by its id; of a sweep each point has its own."""
     if not fleet.is_sweep:
         return f"an older job of the fleet has that name, too: {fleet.view.id[:_SHORT]}"
-    points = fleet.points()
-    listed = [f"{point.id[:_SHORT]} ({point.label or point.name})" for point in points[:_MOST_NAMED]]
-    more = len(points) - len(listed)
-    listed += [f"{more} more, which `stoker jobs --json` lists"] if more else []
-    return f"an older sweep of the fleet has that name, too; its points by their ids: {', '.join(listed)}"
+    older, points = "an older sweep of the fleet has that name, too", []
+    # A note is no reason to fail: the command is about a job of this machine.
+    with suppress(NoCoordinator, BadAnswer):
+        points = fleet.points()
+    if not points:
+        return f"{older}; `stoker jobs --all --json` lists the ids of its points"
+    listed = some_of([f"{point.id[:_SHORT]} ({point.label or point.name})" for point in points], _MOST_NAMED)
+    rest = "; `stoker jobs --all --json` lists all" if len(points) > _MOST_NAMED else ""
+    return f"{older}; its points by their ids: {listed}{rest}"

@@ -57,7 +57,7 @@ def reach_if_any(call: Call, at: str | None = "") -> FleetClient | None:
             raise
         message = f"{error.message}; only what is here is shown"
         if isinstance(error, NotAllowed) and found.token:
-            call.lacks = NotAllowed(message, hint=error.hint, **error.data)
+            call.incomplete = NotAllowed(message, hint=error.hint, **error.data)
         else:
             call.out.note(f"note: {message}")
         return None

@@ -51,8 +51,8 @@ def _show_of_fleet(call: Call, name: str, at: str | None) -> int:
     """Show a machine of the fleet."""
     client = reach_if_any(call, at)
     if client is None:
-        if call.lacks is not None:
-            raise call.lacks
+        if call.incomplete is not None:
+            raise call.incomplete
         here = call.parts.capability.hostname
         raise NotFound(f"there is no machine {name!r}", hint=f"this one is {here}; `stoker machines` lists")
     machine, out = client.machine(name), call.out

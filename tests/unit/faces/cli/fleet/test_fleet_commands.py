@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from stoker.faces.cli import get
 from stoker.faces.cli.fleet import getting
-from stoker.store.results import LaidOut
+from stoker.store.results import LaidOut, lay_out
+from stoker.wire.client import FleetClient
 from stoker.wire.leasing import CancelConfirmed, Fail, Release
+from stoker.wire.views import JobStory
 from tests.servers.coordinator import Fleet
 from tests.servers.hand import Hand, said
 from tests.servers.little import LittleServer, Said
@@ -170,6 +174,49 @@ def test_points_that_have_not_run_are_compared_by_their_state(fleet: Fleet, stok
         ("lr=2", "running"),
         ("lr=3", "pending"),
     ]
+
+
+def test_points_that_have_not_run_are_compared_without_a_request_for_each(
+    fleet: Fleet, stoker: Stoker, submit, monkeypatch: pytest.MonkeyPatch
+):
+    submit(*(f"zap/{number}" for number in range(1, 31)))
+    hand = Hand(fleet.client())
+    hand.put_story(hand.start())
+    asked: list[str] = []
+    job = FleetClient.job
+
+    def counted(client: FleetClient, ref: str) -> JobStory:
+        asked.append(ref)
+        return job(client, ref)
+
+    monkeypatch.setattr(FleetClient, "job", counted)
+    rows = stoker("compare", "zap", "--no-plots", "--json", at=fleet).objects()
+    assert (len(rows), len(asked)) == (30, 1)
+
+
+def test_a_trial_that_completes_while_the_others_are_copied_is_listed(
+    stoker: Stoker, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    program = ("--", "sh", "-c", 'echo {n} > "$STOKER_OUT/made"')
+    assert stoker("run", "n=1,2,3", "--name", "zap", *program).code == 0
+    (folder,) = (home / "runs").iterdir()
+    journal, end = folder / "status.jsonl", folder / "end.json"
+    whole, ended = journal.read_bytes(), end.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    journal.write_bytes(b"".join(line for line in lines if b'"3.run"' not in line and b'"run_end"' not in line))
+    end.unlink()
+
+    def laid_out(*given: Any) -> LaidOut:
+        journal.write_bytes(whole)
+        end.write_bytes(ended)
+        return lay_out(*given)
+
+    monkeypatch.setattr(get, "lay_out", laid_out)
+    done = stoker("get", "zap", tmp_path / "got")
+    assert not (tmp_path / "got" / "n=3").exists()
+    assert done.code == 1
+    assert "1 of 3 trials of zap has no result and was not copied: zap/3 (n=3)" in done.err
+    assert stoker("get", "zap", tmp_path / "all").code == 0
 
 
 def test_points_without_a_result_are_listed_when_those_that_have_one_are_fetched(

@@ -11,8 +11,12 @@ import pytest
 from stoker.faces.cli.fleet.naming import split_ref
 from stoker.host.identity import ProcessIdentity, mine, of_pid
 from stoker.model.digests import digest_value
+from stoker.model.errors import BadAnswer, StokerError
+from stoker.model.fleet_errors import NoCoordinator
 from stoker.model.lifecycle import JobState
+from stoker.wire import waiting
 from stoker.wire.serve_file import ServeFile, withdraw
+from stoker.wire.views import JobView
 from stoker.worker.job_folder import JobEnd, JobFolder, JobSpec
 from tests.servers.coordinator import Fleet
 from tests.servers.hand import Hand
@@ -99,6 +103,30 @@ def test_an_older_sweep_of_the_fleet_is_named_by_the_ids_of_all_its_points(fleet
     assert f"{second[:12]} (lr=2)" in done.err
     one = stoker("jobs", "show", "zap/1", at=fleet).err
     assert f"an older job of the fleet has that name, too: {first[:12]}\n" in one
+
+
+def test_a_note_of_many_points_names_a_command_that_lists_them_all(fleet: Fleet, home, stoker: Stoker, submit):
+    ids = submit(*(f"zap/{number}" for number in range(1, 31)))
+    _ran_here(home, "zap", started_s=9e9)
+    note = stoker("jobs", "show", "zap", at=fleet).err
+    assert "and 25 more; `stoker jobs --all --json` lists all\n" in note
+    listed = stoker("jobs", "--all", "--json", at=fleet).objects()
+    assert {one["id"] for one in listed if one["where"] == "fleet"} == set(ids)
+
+
+@pytest.mark.parametrize("error", [NoCoordinator("it is gone"), BadAnswer("it is odd")], ids=["gone", "odd"])
+def test_a_job_of_this_machine_is_shown_though_the_points_of_an_older_sweep_cannot_be_listed(
+    fleet: Fleet, home, stoker: Stoker, submit, monkeypatch: pytest.MonkeyPatch, error: StokerError
+):
+    def fails(*_: object) -> list[JobView]:
+        raise error
+
+    submit("zap/1", "zap/2")
+    _ran_here(home, "zap", started_s=9e9)
+    monkeypatch.setattr(waiting, "points_of", fails)
+    done = stoker("jobs", "show", "zap", "--json", at=fleet)
+    assert (done.code, done.objects()[0]["where"]) == (0, "here")
+    assert "an older sweep of the fleet has that name, too; `stoker jobs --all --json` lists" in done.err
 
 
 def test_last_is_the_newest_wherever_it_ran(fleet: Fleet, home, stoker: Stoker, submit):
