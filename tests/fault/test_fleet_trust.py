@@ -417,7 +417,7 @@ def test_slow_bodies_of_one_keep_nobody_elses_waiting(lines: Lines, operator: Li
     lasting = [begin(f"PUT {path}", size_bytes=8 << 20, certificate=slow) for _ in range(20)]
     lasting += [begin("POST /v1/contents", size_bytes=8 << 20, token=bad) for _ in range(8)]
     lasting += [begin(f"PUT /v1/trees/{'a' * 64}", size_bytes=1 << 20, token=bad) for _ in range(8)]
-    lasting += [begin("POST /v1/jobs", size_bytes=200 << 20, token=bad) for _ in range(8)]
+    lasting += [begin("POST /v1/jobs", size_bytes=8 << 20, token=bad) for _ in range(8)]
     try:
         assert quick.ask("PUT", quick_path, b"a line\n" * 100_000)[0] == 200
         person = lines.open(token=good)

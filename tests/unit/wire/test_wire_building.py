@@ -10,7 +10,7 @@ from threading import Barrier
 from typing import Annotated
 
 import pytest
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from stoker.wire.codec import from_json
 from stoker.wire.protocol import Asked, Message, build_messages
@@ -19,10 +19,15 @@ THREADS = 16
 
 
 def new_kind(base: type[BaseModel]) -> type[BaseModel]:
+    # Said again: a process that has built its messages changed it in the base.
+    late = ConfigDict(defer_build=True)
+
     class Part(base):  # type: ignore[misc, valid-type]  # a base that is a value
+        model_config = late
         count: Annotated[int, Field(ge=0)]
 
     class Whole(base):  # type: ignore[misc, valid-type]
+        model_config = late
         name: str
         parts: tuple[Part, ...]
 

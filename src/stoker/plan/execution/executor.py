@@ -114,8 +114,7 @@ class Executor:
         self._engine.cache.begin_run()
         for rank, node in enumerate(self._plan.nodes):
             self._schedule.add(node.id, rank=(rank,), needs=node.producers())
-        limit_s = self._options.deadline_s
-        deadline_s = None if limit_s is None else started_s + limit_s
+        deadline_s = None if self._options.deadline_s is None else started_s + self._options.deadline_s
         try:
             self._launchpad.refuse_the_impossible(self._plan.nodes)
             with heeding(self._moment.heed), searched_seldom():
