@@ -30,6 +30,8 @@ MOST_GROWTH_BYTES = 48 << 20
 USUAL_HEALTH_S = 0.1
 MOST_HEALTH_CPU_S = 0.2
 """Two threads of the coordinator may run at the same time, so twice what a health answer may take."""
+FIRST_LOOK_CPU_S = 0.0008
+"""At the first request of a connection, which waits then or is refused. With 500 at once that is over 100 ms."""
 RECONNECT_S = 0.02
 _PIECE_BYTES = 64 * 1024
 
@@ -350,7 +352,8 @@ def test_a_flood_of_joining_neither_grows_nor_stalls_a_coordinator(target: Targe
     assert max(sizes) < MOST_RSS_BYTES
     assert max(sizes) - before_bytes < MOST_GROWTH_BYTES
     assert sorted(held_s)[len(held_s) // 2] < USUAL_HEALTH_S, sorted(held_s)
-    assert max(held_s) < MOST_HEALTH_CPU_S, sorted(held_s)[-5:]
+    # The first answer of all comes after a look at every request that was sent before it.
+    assert max(held_s) < max(MOST_HEALTH_CPU_S, count * FIRST_LOOK_CPU_S), sorted(held_s)[-5:]
 
 
 @pytest.mark.slow
