@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING
 
 from stoker.model.errors import Bug
@@ -63,6 +64,7 @@ def _set(call: ctypes._NamedFuncPointer, wanted: int) -> None:
         raise Bug(f"the kernel does not let us act as {wanted}")
 
 
+@cache
 def _libc() -> ctypes.CDLL:
     from ctypes import CDLL  # noqa: PLC0415 - milliseconds that a cached run never needs
 

@@ -59,16 +59,25 @@ def read_users(text: str) -> tuple[OtherUser, ...]:
     return users
 
 
-def is_open_to(user: OtherUser, path: str) -> bool:
-    """Return True if a user may read or execute a program, and the folders on the way are open to it. Only for root.
+def may_execute(user: OtherUser, path: str) -> bool:
+    """Return True if a path is a file that a user may execute. Only for root.
 
-    The rights of each group of the user are tried alone.
+    Its mode decides, and whether the user gets to it with one of its groups. Nothing is opened: the path may be a FIFO
+    or a device. Access control lists of the file itself are not read.
     """
-    return any(_opens(user.uid, gid, path) for gid in (user.gid, *user.groups))
+    groups = (user.gid, *user.groups)
+    info = next(filter(None, (_stat_as(user.uid, gid, path) for gid in groups)), None)
+    if info is None or not stat.S_ISREG(info.st_mode):
+        return False
+    bit = stat.S_IXUSR if info.st_uid == user.uid else stat.S_IXGRP if info.st_gid in groups else stat.S_IXOTH
+    return bool(info.st_mode & bit)
 
 
 def no_such_program(path: str, user: OtherUser) -> str:
-    """Say that a user can't execute a program. Whether it exists is not told: its folder may be closed to that user."""
+    """Return the message that a user can't execute a program. It does not reveal whether the program exists.
+
+    `path` is what the submitter wrote, never what it was resolved to: its folder may be closed to that user.
+    """
     return (
         f"{path} is no program that {user.name} may execute, and jobs run as {user.name} here; "
         "install it where every user may execute it, such as /opt"
@@ -90,25 +99,12 @@ def why_not_allowed() -> str:
     return f"this process is root without {', '.join(missing)}" if missing else ""
 
 
-def _opens(uid: int, gid: int, path: str) -> bool:
+def _stat_as(uid: int, gid: int, path: str) -> os.stat_result | None:
     try:
         with acting_as(uid, gid):
-            os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-    except PermissionError:
-        return _executes(uid, gid, path)
-    except OSError:
-        return False
-    return True
-
-
-def _executes(uid: int, gid: int, path: str) -> bool:
-    try:
-        with acting_as(uid, gid):
-            info = os.stat(path)
-    except OSError:
-        return False
-    bit = stat.S_IXUSR if info.st_uid == uid else stat.S_IXGRP if info.st_gid == gid else stat.S_IXOTH
-    return bool(info.st_mode & bit)
+            return os.stat(path)
+    except (OSError, ValueError):
+        return None
 
 
 def _numbered(first: int, last: int) -> tuple[OtherUser, ...]:

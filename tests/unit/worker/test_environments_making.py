@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from stoker.host.durable import read_regular
 from stoker.host.identity import mine, of_pid
 from stoker.host.other_user import OtherUser, why_not_allowed
 from stoker.host.processes import start
@@ -506,7 +507,44 @@ def test_an_interpreter_that_is_closed_to_the_jobs_user_is_refused_to_that_user_
     digest = own_digest(named.path, "")
     assert digest in plain.told_of([user])["impossible"]
     assert digest not in plain.told()["impossible"]
-    assert digest not in plain.told_of([user, other])["impossible"], "one of them has not been asked"
+    assert digest in plain.told_of([other, user])["impossible"], "the next job may run as the user that lacks it"
+    assert digest not in plain.told_of([other])["impossible"]
+    assert isinstance(plain.for_user(other).look([EnvironmentChoice(kind="python")]), Ready)
+
+
+@as_root
+def test_a_worker_reports_the_interpreters_that_all_of_its_users_may_execute(open_path: Path) -> None:
+    maker, user = builder_of(open_path)
+    other = OtherUser(name="other", uid=user.uid + 1, gid=user.uid + 1)
+    (open_path / "bin").mkdir()
+    found: list[Python] = []
+    for name, group in (("both", 0), ("one", user.gid)):
+        path = open_path / "bin" / name
+        path.write_text("#!/bin/sh\n")
+        os.chown(path, 0, group)
+        path.chmod(0o755 if name == "both" else 0o750)
+        found.append(Python(path=str(path), version=f"3.{len(found) + 10}.1"))
+    maker.interpreters._found, maker.interpreters._found_s = tuple(found), maker._clock.monotonic_s()
+    assert maker.told_of([user])["pythons"] == ("3.10.1", "3.11.1")
+    for users in ([user, other], [other, user]):
+        assert maker.told_of(users)["pythons"] == ("3.10.1",)
+
+
+@as_root
+def test_the_environments_of_many_users_are_read_once(open_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    maker, user = builder_of(open_path)
+    users = [OtherUser(name=str(uid), uid=uid, gid=uid) for uid in range(user.uid, user.uid + 3)]
+    for one in users:
+        maker.shelf.refuse(Impossible(digest="a" * 64, why="no wheel"), maker.platform.pythons, user=str(one.uid))
+    read: list[str] = []
+
+    def read_and_count(path: str, most_bytes: int) -> bytes:
+        read.append(path)
+        return read_regular(path, most_bytes)
+
+    monkeypatch.setattr("stoker.worker.environments.shelf.read_regular", read_and_count)
+    assert maker.told_of(users)["impossible"] == {"a" * 64: "no wheel"}
+    assert len(read) == len(set(read)) == 3
 
 
 @as_root
@@ -684,11 +722,11 @@ def test_what_can_not_be_is_forgotten_in_time(tmp_path: Path) -> None:
     shelf.refuse(Impossible(digest="a" * 64, why="no wheel"), ("3.11.7",))
     shelf.refuse(Impossible(digest="b" * 64, why="no Python"), ("3.11.7",), for_s=600.0)
     clock.advance(599)
-    assert shelf.all_refused(("3.11.7",)) == {"a" * 64: "no wheel", "b" * 64: "no Python"}
+    assert shelf.all_refused({"": ("3.11.7",)}) == {"a" * 64: "no wheel", "b" * 64: "no Python"}
     clock.advance(2)
-    assert shelf.all_refused(("3.11.7",)) == {"a" * 64: "no wheel"}
+    assert shelf.all_refused({"": ("3.11.7",)}) == {"a" * 64: "no wheel"}
     clock.advance(24 * 3600)
-    assert shelf.all_refused(("3.11.7",)) == {}
+    assert shelf.all_refused({"": ("3.11.7",)}) == {}
     assert not list((tmp_path / "envs/impossible").iterdir()), "what is over takes no room"
 
 
@@ -698,9 +736,9 @@ def test_what_is_refused_to_one_user_is_not_refused_to_another(tmp_path: Path) -
     refused = Impossible(digest="a" * 64, why="no wheel")
     shelf.refuse(refused, pythons, user="60000")
     assert shelf.refused("a" * 64, pythons, user="60000") == refused
-    assert shelf.all_refused(pythons, user="60000") == {"a" * 64: "no wheel"}
+    assert shelf.all_refused({"60000": pythons}) == {"a" * 64: "no wheel"}
     for other in ("", "60001"):
         assert shelf.refused("a" * 64, pythons, user=other) is None
-        assert shelf.all_refused(pythons, user=other) == {}
+        assert shelf.all_refused({other: pythons}) == {}
     shelf.refuse(changed(refused, why="no index"), pythons)
     assert shelf.refused("a" * 64, pythons, user="60000") == refused

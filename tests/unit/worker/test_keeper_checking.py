@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +139,21 @@ as_root = pytest.mark.skipif(
 USER = OtherUser(name="jobs1", uid=31_000_000 + os.getpid(), gid=31_000_000 + os.getpid())
 
 
+@contextmanager
+def programs_in(folder: Path) -> Iterator[None]:
+    """Write root's programs, named by their mode, and a FIFO that has a writer for the block."""
+    for name in ("0644", "0744", "0755"):
+        (folder / name).write_text("#!/bin/sh\n")
+        (folder / name).chmod(int(name, 8))
+    os.mkfifo(folder / "fifo")
+    (folder / "fifo").chmod(0o777)
+    writer = os.open(folder / "fifo", os.O_RDWR)
+    try:
+        yield
+    finally:
+        os.close(writer)
+
+
 @as_root
 @pytest.mark.parametrize(
     ("argv", "python", "path", "is_closed"),
@@ -152,12 +169,21 @@ USER = OtherUser(name="jobs1", uid=31_000_000 + os.getpid(), gid=31_000_000 + os
         ("python", "", "{open}:/usr/bin", True),
         ("python", "", "{empty}", True),
         ("train.sh", "", "{empty}", False),
+        ("train.sh", "/usr/bin/python3", "{empty}", False),
+        ("train.sh", "{closed}/python", "{empty}", True),
+        ("{empty}", "", "/usr/bin", True),
+        ("{programs}/fifo", "", "/usr/bin", True),
+        ("{programs}/0644", "", "/usr/bin", True),
+        ("{programs}/0744", "", "/usr/bin", True),
+        ("{programs}/0755", "", "/usr/bin", False),
+        ("python3", "{programs}/0744", "/usr/bin", True),
+        ("python3.3", "/usr/bin/python3", "/usr/bin", True),
     ],
 )
 def test_a_program_that_the_jobs_user_may_not_execute_is_declined(
     open_path: Path, argv: str, python: str, path: str, is_closed: bool
 ) -> None:
-    places = {name: open_path / name for name in ("open", "closed", "empty")}
+    places = {name: open_path / name for name in ("open", "closed", "empty", "programs")}
     for place in places.values():
         place.mkdir()
     (places["closed"] / "python").symlink_to("/usr/bin/python3")
@@ -168,7 +194,8 @@ def test_a_program_that_the_jobs_user_may_not_execute_is_declined(
     machine = changed(keep.machine, environment=around, users=(USER,))
     args = {"argv": [argv.format(**places)], "python": python.format(**places)}
     wanted = grant(folder=str(open_path), args=args)
-    refusal = why_not(wanted, machine.look(wanted))
+    with programs_in(places["programs"]):
+        refusal = why_not(wanted, machine.look(wanted))
     assert (refusal is not None) == is_closed, refusal
     if refusal is not None:
         assert refusal.reason == "program"
@@ -176,11 +203,59 @@ def test_a_program_that_the_jobs_user_may_not_execute_is_declined(
 
 
 @as_root
+@pytest.mark.parametrize("argv", ["python", "python3.3", "train.sh", "/bin/true"])
+def test_a_refusal_does_not_reveal_whether_a_file_of_root_exists(open_path: Path, argv: str) -> None:
+    keep = Keep(open_path, FakeCoordinator())
+    open_path.chmod(0o755)
+    closed = open_path / "closed"
+    (closed / "here" / "bin").mkdir(parents=True)
+    (closed / "here" / "bin" / "python").symlink_to("/usr/bin/python3")
+    closed.chmod(0o700)
+    machine = changed(keep.machine, environment={"PATH": "/usr/bin"}, users=(USER,))
+    for path in ("here", "here/bin", "here/bin/python"):
+        texts = set()
+        for python in (str(closed / path), str(closed / path.replace("here", "gone"))):
+            wanted = grant(folder=str(open_path), args={"argv": [argv], "python": python})
+            refusal = why_not(wanted, machine.look(wanted))
+            texts.add(refusal.message.replace("gone", "here") if refusal else "")
+        (text,) = texts
+        assert f"{closed}/{path} is no program that jobs1 may execute" in text
+
+
+@as_root
+def test_a_version_of_python_that_is_missing_is_named_in_the_refusal(open_path: Path) -> None:
+    keep = Keep(open_path, FakeCoordinator())
+    machine = changed(keep.machine, environment={"PATH": "/usr/bin"}, users=(USER,))
+    wanted = grant(folder=str(open_path), args={"argv": ["python3.3"], "python": "/usr/bin/python3"})
+    assert machine.look(wanted).missing_program == (
+        "there is no python3.3 that jobs1 can reach, and jobs run as jobs1 here"
+    )
+
+
+@as_root
+def test_an_environment_in_the_workers_home_is_not_the_one_of_packed_code(open_path: Path) -> None:
+    keep = Keep(open_path, FakeCoordinator())
+    venv = Path(keep.machine.home) / ".venv" / "bin"
+    venv.mkdir(parents=True)
+    (venv / "python").symlink_to("/usr/bin/python3")
+    (venv.parent).chmod(0o700)
+    machine = changed(keep.machine, environment={"PATH": "/usr/bin"}, users=(USER,))
+    wanted = grant(folder="/nowhere/at/all", code_tree="c" * 64, args={"argv": ["python"]})
+    assert machine.look(wanted).missing_program == ""
+    assert machine.closed_python() == ""
+    alone = changed(machine, users=(), environment={"PATH": str(open_path)})
+    assert alone.look(wanted).missing_program == "there is no python on PATH"
+
+
+@as_root
 def test_a_worker_says_at_its_start_that_its_users_can_not_execute_python(open_path: Path) -> None:
     keep = Keep(open_path, FakeCoordinator())
     open_path.chmod(0o755)
-    (open_path / "python").symlink_to("/root/python")
+    private = open_path / "private"
+    private.mkdir(mode=0o700)
+    (private / "python").symlink_to("/usr/bin/python3")
+    (open_path / "python").symlink_to(private / "python")
     closed = changed(keep.machine, environment={"PATH": str(open_path)}, users=(USER,))
-    assert "jobs1" in closed.closed_python()
+    assert f"{open_path}/python is no program that jobs1 may execute" in closed.closed_python()
     assert changed(closed, environment={"PATH": "/usr/bin"}).closed_python() == ""
     assert changed(closed, users=()).closed_python() == ""

@@ -25,7 +25,7 @@ from stoker.host.acting_as import acting_as
 from stoker.host.durable import open_regular, read_regular, remove_tree, translated
 from stoker.host.identity import ProcessIdentity
 from stoker.host.installed import package_folders
-from stoker.host.other_user import OtherUser, is_open_to
+from stoker.host.other_user import OtherUser, may_execute
 from stoker.host.ownership import give_to, take_back
 from stoker.host.processes import Child, start
 from stoker.host.switching import start_as
@@ -192,7 +192,7 @@ def _write_build(user: OtherUser, work: Build, installation: Installation, place
         for name, lines in (("requirements", installation.requirements), ("constraints", installation.constraints)):
             with open(os.path.join(place, f"{name}.txt"), "w", encoding="ascii") as file:
                 file.writelines(f"{line}\n" for line in lines)
-        if is_open_to(user, work.uv):
+        if may_execute(user, work.uv):
             return work.uv
         return str(shutil.copy(work.uv, os.path.join(place, "uv")))
 

@@ -20,7 +20,7 @@ from stoker.host.identity import ProcessIdentity
 from stoker.host.installed import packages_in
 from stoker.host.interpreter import find_python
 from stoker.host.lockfile import Lock, read_owner
-from stoker.host.other_user import OtherUser, is_open_to, no_such_program
+from stoker.host.other_user import OtherUser, may_execute, no_such_program
 from stoker.host.processes import stop_group
 from stoker.model.clock import Clock
 from stoker.model.errors import BadInput, LockHeld, StokerError
@@ -98,36 +98,37 @@ class Maker:
         return _libc()
 
     def told(self) -> dict[str, Any]:
-        """Return what a worker says of its environments, as fields of `wire.leasing.Holdings`."""
-        # Whoever lacks a Python is not asked for its jobs: so it has to notice by itself that it has one now.
+        """Return what a worker reports about its environments, as fields of `wire.leasing.Holdings`."""
+        return self.told_of([] if self.user is None else [self.user])
+
+    def told_of(self, users: Sequence[OtherUser]) -> dict[str, Any]:
+        """Return the same for a worker whose programs run as any of these users; none: as the worker's own.
+
+        Any of them may get the next job. So an interpreter counts if every user may execute it, and an environment is
+        impossible if it is so for one of them.
+        """
+        # A machine without a Python gets no jobs that need one, so it has to notice a new one by itself.
         self.interpreters.look_again(after_s=_LOOK_AGAIN_S)
         platform = self.platform
-        kept = [one for one in self.shelf.all_kept() if one.key == self._key(one.digest, platform)]
+        pythons = {str(user.uid): self.for_user(user).platform.pythons for user in users} or {"": platform.pythons}
+        is_for_others = bool(users)
+        kept = [
+            one for one in self.shelf.all_kept() if one.key == key_of(one.digest, platform, is_for_others=is_for_others)
+        ]
         return {
             "platform": platform.name,
             "libc": platform.libc,
-            "pythons": platform.pythons,
+            "pythons": tuple(
+                version for version in platform.pythons if all(version in had for had in pythons.values())
+            ),
             "environments": tuple(dict.fromkeys(one.digest for one in reversed(kept)))[:1000],
-            "impossible": self.shelf.all_refused(platform.pythons, user=self._run_as),
+            "impossible": self.shelf.all_refused(pythons),
             "builds_s": {one.digest: one.seconds for one in kept},
         }
 
-    def told_of(self, users: Sequence[OtherUser]) -> dict[str, Any]:
-        """Return the same for a worker whose programs run as any of these users; nobody: as the worker.
-
-        What can't be had is what none of them can have.
-        """
-        first, *others = [self.for_user(user).told() for user in users] or [self.told()]
-        refused = [one["impossible"] for one in others]
-        impossible = {one: why for one, why in first["impossible"].items() if all(one in other for other in refused)}
-        return {**first, "impossible": impossible}
-
     def key_of(self, digest: str) -> str:
         """Return the key under which an environment of a digest is kept."""
-        return self._key(digest, self.platform)
-
-    def _key(self, digest: str, platform: Platform) -> str:
-        return key_of(digest, platform, is_for_others=self.user is not None)
+        return key_of(digest, self.platform, is_for_others=self.user is not None)
 
     def look(self, choices: Sequence[EnvironmentChoice], *, folder: str = "/") -> Ready | Impossible | None:
         """Say how a job's environment stands here, without making anything; nothing: it has to be made.
@@ -277,7 +278,7 @@ class Maker:
         return tuple(one for one in self.interpreters.all() if self._may_execute(one.path))
 
     def _may_execute(self, path: str) -> bool:
-        return self.user is None or is_open_to(self.user, path)
+        return self.user is None or may_execute(self.user, path)
 
     @property
     def _run_as(self) -> str:

@@ -14,7 +14,7 @@ envs/interpreters.json   the machine's interpreters, as they were asked last
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -142,8 +142,8 @@ class Shelf:
     def refuse(self, found: Impossible, pythons: Sequence[str], *, user: str = "", for_s: float = FORGET_S) -> None:
         """Remember for a while that an environment can't be had with these interpreters by jobs of a user.
 
-        The caller has held the digest against what it names: whoever asks by it is answered from here. `user` is the
-        number of another user that programs run as; empty: they run as the worker.
+        The caller has verified the digest: every job that has it gets this answer. `user` is the number of another user
+        that programs run as; empty: they run as the worker.
         """
         with translated(self.folder):
             os.makedirs(os.path.join(self.folder, "impossible"), exist_ok=True)
@@ -163,8 +163,11 @@ class Shelf:
         told = self._refusal(self._impossible_path(digest, user))
         return _impossible(told, pythons, user) if told is not None and told["digest"] == digest else None
 
-    def all_refused(self, pythons: Sequence[str], *, user: str = "") -> dict[str, str]:
-        """Return everything that can't be had here by jobs of a user, with the reason. What is over is removed."""
+    def all_refused(self, pythons: Mapping[str, Sequence[str]]) -> dict[str, str]:
+        """Return the environments that jobs of any of these users can't have, with the reason. Removes expired ones.
+
+        `pythons` has the interpreters of each user, by its number; that of the worker itself is empty.
+        """
         folder = os.path.join(self.folder, "impossible")
         refusals = []
         for name in self._names(folder):
@@ -174,8 +177,10 @@ class Shelf:
                 continue
             with suppress(OSError):
                 os.unlink(os.path.join(folder, name))
-        found = (_impossible(told, pythons, user) for told in refusals)
-        return {one.digest: one.why for one in islice(filter(None, found), _MOST_TOLD)}
+        known = (told for told in refusals if told["user"] in pythons)
+        found = (_impossible(told, pythons[told["user"]], told["user"]) for told in known)
+        whys = {one.digest: one.why for one in filter(None, found)}
+        return dict(islice(whys.items(), _MOST_TOLD))
 
     def all_kept(self) -> list[Kept]:
         """Give every environment that is ready, the one used longest ago first."""

@@ -14,7 +14,7 @@ from stoker.hardware.ledger.ledger import Ledger
 from stoker.host.disk import free_bytes
 from stoker.host.identity import ProcessIdentity
 from stoker.host.interpreter import find_python, is_bare_python
-from stoker.host.other_user import OtherUser, is_open_to, no_such_program
+from stoker.host.other_user import OtherUser, may_execute, no_such_program
 from stoker.host.process_table import living_rows
 from stoker.model.capability import Capability
 from stoker.model.errors import StokerError
@@ -30,6 +30,9 @@ from stoker.worker.preparing.code import python_beside, refusal_of
 from stoker.worker.program_order import RECIPE
 from stoker.worker.secrets_file import FILE, FoundSecrets, find_secrets
 
+_NO_PROJECT = "/"
+"""Where programs are looked for if the project's own folder is not here: no `.venv` there is the project's."""
+
 
 @frozen
 class Machine:
@@ -43,7 +46,7 @@ class Machine:
     home: str
     ledger: Callable[[], Ledger]
     users: tuple[OtherUser, ...] = ()
-    """Whom programs of jobs run as; none: the worker's own user."""
+    """The users that programs of jobs run as; none: the worker's own user."""
     accepts: tuple[str, ...] = ()
     """Trees whose code alone is run here; none: any."""
     memory: Callable[[], Memory] = memory_here
@@ -80,7 +83,7 @@ class Machine:
 
     def closed_python(self) -> str:
         """Return why programs that are started with `python` can't run as this machine's users; empty: they can."""
-        return self._closed_to_users("python", "", self.home)
+        return self._closed_to_users("python", "", _NO_PROJECT)
 
     def python_beside(self, grant: Grant) -> str:
         """Return the interpreter that lies beside a packed program where it was submitted, if that is here.
@@ -141,45 +144,50 @@ class Machine:
         argv, python = grant.args.get("argv") or ("",), str(grant.args.get("python") or "")
         word = str(argv[0])
         if grant.environment and is_bare_python(word):
-            # An environment of its own is seen to by whoever makes it.
+            # The environment is checked where it is made.
             return ""
         if self.users:
             beside = self.python_beside(grant)
             is_inside = bool(grant.code_tree) and not beside and _is_relative(python)
-            folder = self.home if grant.code_tree else grant.folder
+            folder = _NO_PROJECT if grant.code_tree else grant.folder
             return "" if is_inside else self._closed_to_users(word, beside or python, folder)
         return "" if grant.environment else self._missing_program(grant, word, python)
 
     def _closed_to_users(self, word: str, python: str, folder: str) -> str:
-        """Return why not every user that programs run as could execute what a word means; empty: all could.
+        """Return why a user that programs run as can't execute what a word means; empty: every user can.
 
-        Found as the program's start finds it (`plan.program`). A word that is found on PATH is not looked at, but for
-        Python.
+        Any of them may get the job. The program is found as its start finds it (`plan.program`). A word that is found
+        on PATH is not checked, except Python.
         """
         for user in self.users:
             # All that a program of another user gets of what an interpreter is found by.
             around = {"PATH": reachable_path(user, self.environment.get("PATH", os.defpath))}
-            named = word if is_bare_python(word) else "python"
-            try:
-                found = find_python(python, folder=folder, environment=around, own_prefix=self.own_prefix, word=named)
-            except StokerError:
+            if python and not may_execute(user, self._path_of("python", python, folder, around)):
                 return no_such_program(python, user)
+            program = word if os.path.isabs(word) and "{" not in word else ""
             if is_bare_python(word):
-                if not found.path:
-                    return f"{found.why} that {user.name} can reach, and jobs run as {user.name} here"
-                program = found.path
-            else:
-                program = word if os.path.isabs(word) and "{" not in word else ""
-            if program and not is_open_to(user, program):
+                program = self._path_of(word, python, folder, around)
+                if not program:
+                    return f"there is no {word} that {user.name} can reach, and jobs run as {user.name} here"
+            if program and not may_execute(user, program):
                 return no_such_program(program, user)
         return ""
+
+    def _path_of(self, word: str, python: str, folder: str, environment: Mapping[str, str]) -> str:
+        try:
+            return find_python(
+                python, folder=folder, environment=environment, own_prefix=self.own_prefix, word=word
+            ).path
+        except StokerError:
+            return ""
 
     def _missing_program(self, grant: Grant, word: str, python: str) -> str:
         if not python and not is_bare_python(word):
             return ""
-        # Code that travels runs in a folder that is not made yet; what lies in it is seen when it starts.
-        folder = self.home if grant.code_tree and not os.path.isdir(grant.folder) else grant.folder
-        if folder == self.home and _is_relative(python):
+        # Packed code runs in a folder that does not exist yet; its files are checked when the program starts.
+        is_elsewhere = bool(grant.code_tree) and not os.path.isdir(grant.folder)
+        folder = _NO_PROJECT if is_elsewhere else grant.folder
+        if is_elsewhere and _is_relative(python):
             return ""
         try:
             found = find_python(
