@@ -13,7 +13,7 @@ from stoker.model.digests import digest_value
 from stoker.model.errors import Faults
 from stoker.model.fleet_errors import DatabaseTrouble
 from stoker.model.json_text import dumps, loads
-from stoker.wire.environments import environment_digest, own_digest
+from stoker.wire.environments import environment_digest, outlook, own_digest
 from stoker.wire.leasing import Hello, Holdings, Renewal, Renewed
 from stoker.wire.orders import EnvironmentChoice, JobOrder
 from tests.contract.queue_driving import GIB, Driven, order
@@ -120,6 +120,28 @@ def test_a_class_of_an_older_coordinator_keeps_what_it_refuses_to_itself(fleet: 
     assert [grant.name for grant in fleet.claim("desk", most=4)] == ["honest"]
 
 
+def test_jobs_of_two_classes_that_have_become_alike_all_run_after_a_restart(fleet: Driven) -> None:
+    join(fleet, "desk")
+    fleet.submit(with_env("newer", refused={"linux-aarch64": "no"}))
+    fleet.submit(with_env("older", refused={"linux-s390x": "no"}))
+    fleet.close()
+    engine = create_engine(fleet.url.replace("postgresql://", "postgresql+psycopg://"))
+    with engine.begin() as connection:
+        newer, older = connection.execute(text("SELECT id, wanted FROM classes ORDER BY id")).all()
+        # As a coordinator wrote it whose digest did not cover what is refused.
+        body = {**loads(newer.wanted), "environment": environment_digest(with_env().environment)}
+        row = {"wanted": dumps(body), "key": digest_value("requirement class", body), "id": older.id}
+        connection.execute(text("UPDATE classes SET wanted = :wanted, key = :key WHERE id = :id"), row)
+    engine.dispose()
+    fleet.open()
+    tell(fleet, "desk")
+    fleet.submit(with_env("newest", refused={"linux-aarch64": "no"}))
+    looked = fleet.ask(Look())
+    assert isinstance(looked, Looked)
+    assert len(looked.wanted) == 2, "the new job joins a class that is there"
+    assert sorted(grant.name for grant in fleet.claim("desk", most=4)) == ["newer", "newest", "older"]
+
+
 def test_two_environments_of_one_submission_are_told_apart_by_more_than_a_digest(fleet: Driven) -> None:
     join(fleet, "desk")
     wishes = [EnvironmentChoice(kind="python", python=version).model_dump() for version in ("3.14", "3.12")]
@@ -139,6 +161,19 @@ def test_an_interpreter_of_the_machine_can_not_go_by_the_digest_of_another_envir
     for honest in ("", own_digest("/nonexistent/python", "")):
         choice = forged.model_copy(update={"digest": honest})
         fleet.submit(order(f"honest{len(honest)}", environment=[choice.model_dump()]))
+
+
+@pytest.mark.parametrize("sent", ["", own_digest("/nonexistent/python", "")])
+def test_a_machine_without_the_interpreter_of_a_job_is_not_given_it_again(fleet: Driven, sent: str) -> None:
+    why = "there is no Python at /nonexistent/python"
+    choice = EnvironmentChoice(kind="python", path="/nonexistent/python", digest=sent)
+    impossible = {own_digest("/nonexistent/python", ""): why}
+    join(fleet, "desk", impossible=impossible)
+    fleet.submit(order("resnet", environment=[choice.model_dump()]))
+    assert fleet.claim("desk") == ()
+    assert reasons(fleet) == {"desk": why}
+    told = Holdings(platform="linux-x86_64", libc="glibc 2.36", pythons=("3.12.3",), impossible=impossible)
+    assert outlook([choice], "desk", told).text == f"desk: {why}"
 
 
 def test_a_worker_that_knows_nothing_of_environments_gets_no_such_job(fleet: Driven) -> None:

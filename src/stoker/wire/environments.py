@@ -94,6 +94,11 @@ def own_digest(path: str, python: str) -> str:
     return str(digest_value("own interpreter", [path, python]))
 
 
+def reported_digest(choice: EnvironmentChoice) -> str:
+    """Return the digest under which machines report what they know of a choice."""
+    return own_digest(choice.path, choice.python) if choice.kind == PYTHON else choice.digest
+
+
 def choices_fault(choices: Iterable[EnvironmentChoice]) -> str:
     """Return what is wrong with the choices of an order; empty if nothing is.
 
@@ -126,10 +131,10 @@ def outlook(
     elif choice is None:
         why = why_none(choices, platform)
     else:
-        why = held.impossible.get(choice.digest, "") or _refused(choice, platform)
+        why = held.impossible.get(reported_digest(choice), "") or _refused(choice, platform)
     if why or choice is None:
         return Outlook(machine=machine, standing=Standing.IMPOSSIBLE, why=why)
-    if choice.digest in held.environments:
+    if reported_digest(choice) in held.environments:
         return Outlook(machine=machine, standing=Standing.READY)
     if not has_python(choice, held):
         return Outlook(machine=machine, standing=Standing.IMPOSSIBLE, why=no_python(choice.python, held.pythons))

@@ -11,7 +11,7 @@ from typing import Any
 
 from stoker.coordinator.queue.book import Book, Machine
 from stoker.model.requirements import environment_word
-from stoker.wire.environments import Standing, environment_digest, has_python, outlook
+from stoker.wire.environments import Standing, environment_digest, has_python, outlook, reported_digest
 from stoker.wire.leasing import Holdings
 from stoker.wire.orders import EnvironmentChoice
 
@@ -52,12 +52,12 @@ def unable(book: Book, machine: Machine) -> dict[str, str]:
 
 
 def _is_in_doubt(choices: Choices, held: Holdings) -> bool:
-    """Say whether there is anything to look at: nearly all environments are for every machine, and nobody refused."""
+    """Return True if a machine may be unable to have it: most are for all machines, and none refused them."""
     is_for_all = any(not one.platform for one in choices)
     return (
         not is_for_all
         or not held.platform
-        or any(one.refused or one.digest in held.impossible or not has_python(one, held) for one in choices)
+        or any(one.refused or reported_digest(one) in held.impossible or not has_python(one, held) for one in choices)
     )
 
 

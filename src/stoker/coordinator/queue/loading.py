@@ -52,7 +52,7 @@ def load(connection: WriterConnection, queries: Queries, setting: Setting, old: 
         _load_machines(connection, queries, book, old)
         for row in connection.read(queries.leases):
             book.add_live(_live(LeaseRow(*row), setting.times, time.tick_s(), lease_s))
-        _load_waiting(connection, queries, book)
+        _load_claims(connection, queries, book)
     finally:
         connection.roll_back()
     return book
@@ -65,17 +65,22 @@ def _stored_s(meta: dict[str, str], newest: tuple[Any, ...]) -> float:
 def _load_classes(connection: WriterConnection, queries: Queries, book: Book) -> None:
     for class_id, _, text in connection.read(queries.classes):
         body = loads(text)
-        wanted = wanted_from_dict(body)
+        stored = wanted = wanted_from_dict(body)
         if wanted.environment:
             choices = choices_in({"environment": body["choices"]})
             learn(book, choices)
-            # Older rows have a digest that does not say what the choices refuse, and other jobs share it.
-            wanted = changed(wanted, environment=environment_digest(choices))
+            # The digest of an older row does not cover what its choices refuse, so jobs that refuse other things, or
+            # nothing, may share the row. Those still open keep to it until they are submitted again; new ones do not.
+            wanted = changed(stored, environment=environment_digest(choices))
         if wanted.code:
             learn_code(book, wanted.code)
-        book.classes[wanted] = class_id
+        # An older row may equal a newer one now, if an older coordinator ran in between. New jobs join the newer one.
+        if wanted == stored or wanted not in book.classes:
+            book.classes[wanted] = class_id
         book.class_id = max(book.class_id, class_id)
         book.matcher.put_class(class_id, wanted)
+        for priority, count in connection.read(queries.levels, of_class=class_id):
+            book.waiting.put_count(class_id, priority, count)
 
 
 def _load_policies(connection: WriterConnection, queries: Queries, book: Book, old: Book | None) -> None:
@@ -124,9 +129,6 @@ def _live(row: LeaseRow, times: FleetTimes, tick_s: float, lease_s: float) -> Li
     )
 
 
-def _load_waiting(connection: WriterConnection, queries: Queries, book: Book) -> None:
-    for class_id in book.classes.values():
-        for priority, count in connection.read(queries.levels, of_class=class_id):
-            book.waiting.put_count(class_id, priority, count)
+def _load_claims(connection: WriterConnection, queries: Queries, book: Book) -> None:
     for request_id, incarnation, at_s, granted in connection.read(queries.claims):
         book.claims[request_id] = Claimed(incarnation, at_s, tuple((seq, epoch) for seq, epoch in loads(granted)))
