@@ -49,7 +49,7 @@ def read_users(text: str) -> tuple[OtherUser, ...]:
     else:
         users = tuple(_named(word.strip()) for word in text.split(",") if word.strip())
     if not users:
-        raise BadInput("--run-as names nobody", hint=_HINT)
+        raise BadInput("--run-as: empty user list", hint=_HINT)
     twice = {user.name for user in users if sum(other.uid == user.uid for other in users) > 1}
     if twice:
         raise BadInput(f"--run-as names {min(twice)} twice: each is for one job at a time", hint=_HINT)

@@ -45,7 +45,7 @@ def test_a_named_user_has_its_own_groups_and_home():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "names nobody"),
+        ("", "empty user list"),
         ("no-such-user", "there is no user no-such-user"),
         ("root", "root"),
         ("0-2", "no range"),
