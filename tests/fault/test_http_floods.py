@@ -156,6 +156,16 @@ def check_unharmed(target: Target, *attacks: Callable[[bytes], Iterator[bytes]],
     return sorted(took_s)
 
 
+def test_connections_that_end_without_a_goodbye_are_not_kept(target: Target) -> None:
+    for _ in range(20):
+        target.health_cpu_s()
+    before_bytes = target.rss_bytes
+    for _ in range(300):
+        # TLS is not ended here, the connection is just closed.
+        target.health_cpu_s()
+    assert target.rss_bytes - before_bytes < 4 << 20
+
+
 def test_floods_of_every_sort_at_once_neither_grow_nor_stall_a_coordinator(target: Target) -> None:
     lines = [target.dial() for _ in range(30)]
     took_s = check_unharmed(target, *FLOODS.values(), drip(target, lines), seconds=1.5)

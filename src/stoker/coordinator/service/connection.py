@@ -198,6 +198,8 @@ class Connection(HttpToolsProtocol):
         if self._exchange is not None:
             self._exchange.leave()
         super().connection_lost(exc)
+        # Also after an error, as an end without TLS's goodbye is one: the timer would hold all of this for a minute.
+        self._unset_keepalive_if_required()
 
     def pause_writing(self) -> None:
         self._blocked_s = self.loop.time()
