@@ -105,6 +105,7 @@ def test_an_operator_looks_inside_a_running_job_and_nothing_of_that_outlives_it(
             timeout=PATIENCE_S,
             check=False,
         )
+        assert told.stdout, told
         folder, *rest = told.stdout.splitlines()
         assert (told.returncode, rest) == (7, ["one", "*** None", "TYPED"]), told
         assert folder.startswith(str(town.lab.home / "workspaces"))

@@ -148,7 +148,8 @@ def _has_begun(shell: Shell, name: str) -> bool:
     """Say whether a job has taken a step."""
     for spec in (shell.home / "runs").glob("*/job.json"):
         if json.loads(spec.read_text())["name"] == name:
-            return '"stage_step"' in (spec.parent / "status.jsonl").read_text()
+            said = spec.parent / "status.jsonl"
+            return said.exists() and '"stage_step"' in said.read_text()
     return False
 
 

@@ -72,6 +72,7 @@ class CommitMissing(CodeNotAccepted):
     """A coordinator takes only commits that it knows, and this code carries none."""
 
     code = "commit_missing"
+    exit_code = 39
 
 
 class Drained(WorkFailed):

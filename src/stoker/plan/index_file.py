@@ -8,6 +8,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+_MOST_OPENING = 100
+"""Processes that open a new database in the same moment."""
+
 
 class IndexFile:
     """Opened when it is first asked something. A fault turns it off, and `trouble` says why. For one thread at a time.
@@ -44,7 +47,7 @@ class IndexFile:
         if not self._is_opened:
             self._is_opened = True
             self._db = db = sqlite3.connect(self._path, timeout=5.0, check_same_thread=False)
-            db.execute("PRAGMA journal_mode=WAL")
+            _use_write_ahead_log(db)
             db.execute("PRAGMA synchronous=OFF")
             db.executescript(self._schema)
         return self._db
@@ -53,3 +56,16 @@ class IndexFile:
         if self._db is not None:
             self._db.close()
         self._db = None
+
+
+def _use_write_ahead_log(db: sqlite3.Connection) -> None:
+    """Switch to the write-ahead log, which stays. SQLite does not wait for others who do so, but for a transaction."""
+    for _ in range(_MOST_OPENING):
+        try:
+            db.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError:
+            db.execute("BEGIN IMMEDIATE")
+            db.rollback()
+        else:
+            return
+    db.execute("PRAGMA journal_mode=WAL")

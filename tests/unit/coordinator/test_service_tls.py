@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -170,8 +171,10 @@ def test_who_dribbles_a_head_inside_tls_is_cut_off_too(served: Served):
     with served.line() as line:
         line.sendall(b"POST /quick HTTP/1.1\r\nx: ")
         answer = b""
-        while piece := line.recv(1000):
-            answer += piece
+        # It may be cut off without TLS's goodbye.
+        with suppress(ssl.SSLError):
+            while piece := line.recv(1000):
+                answer += piece
         assert answer.startswith(b"HTTP/1.1 408")
 
 
