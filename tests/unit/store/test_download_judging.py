@@ -61,6 +61,9 @@ def test_a_part_that_is_called_everything_is_not_taken():
     assert isinstance(_judge(200, part, known=BARE, ask=REST), StartOver)
     assert isinstance(_judge(200, {"Content-Length": "50", "Content-Range": "bytes 0-49/100"}), TryAgain)
     assert isinstance(_judge(200, {"Content-Length": "100", "Content-Range": "bytes 0-99/100"}), Take)
+    parts = {"Content-Length": "150", "Content-Type": "multipart/byteranges; boundary=cut", "ETag": '"two"'}
+    assert isinstance(_judge(200, parts), TryAgain)
+    assert isinstance(_judge(200, parts, known=BARE, ask=REST), StartOver)
 
 
 @pytest.mark.parametrize("length", ["-1", "ten", "1e3", "", "9" * 19])

@@ -152,12 +152,18 @@ def _judge_whole(ask: Ask, known: Known, headers: Headers) -> Verdict:
 
 def _whole_fault(headers: Headers) -> str:
     """Say why an answer that claims to be everything is not: some servers send a part under the wrong status."""
+    if _has_several_parts(headers, "byteranges"):
+        return "the server calls several parts everything"
     span = read_content_range(headers.all("Content-Range"))
     if span is None or span.first is None or span.last is None:
         return ""
     if span.first == 0 and span.total in {None, span.last + 1}:
         return ""
     return f"the server calls bytes {span.first} to {span.last} everything"
+
+
+def _has_several_parts(headers: Headers, kind: str = "") -> bool:
+    return (headers.get("Content-Type") or "").strip().lower().startswith(f"multipart/{kind}")
 
 
 def _is_page_instead(known: Known, headers: Headers) -> bool:
@@ -199,7 +205,7 @@ def _judge_part(ask: Ask, known: Known, answer: Answer) -> Verdict:
 
 def _part_fault(ask: Ask, known: Known, headers: Headers) -> str:
     """Say why a part can't be added to what is there; nothing if it can."""
-    if (headers.get("Content-Type") or "").strip().lower().startswith("multipart/"):
+    if _has_several_parts(headers):
         return "the server sends several parts where one was asked for"
     span = read_content_range(headers.all("Content-Range"))
     if span is None or span.first is None or span.last is None:
