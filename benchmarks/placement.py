@@ -1,7 +1,7 @@
 """How many jobs a second are placed on 10,000 machines, does a long queue slow that down, and how good is the result?
 
 A decision is one job chosen from the queue, put on a machine and given back at its end, on a simulated clock; CPU time
-of one core. Mixes and seeds stand in `src/stoker/hardware/simulation/mixes.toml`. Makespans are compared with a bound
+of one core. Mixes and seeds stand in `src/stoker/scheduler/simulation/mixes.toml`. Makespans are compared with a bound
 that no schedule can beat, and with system B's greedy rule on the same queue (`sides/greedy_b.py`), which is given every
 chance: it gets a queue, and machines that refuse what they can't carry. What the rule does as its authors wrote it is
 counted beside.

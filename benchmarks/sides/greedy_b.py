@@ -21,14 +21,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
-from stoker.hardware.placement.alike import sorts_of
-from stoker.hardware.placement.board import Board, Placed
-from stoker.hardware.placement.lineup import Lineup
-from stoker.hardware.placement.offer import Offer
-from stoker.hardware.simulation.making import Batch
 from stoker.model.devices import MemoryType
 from stoker.model.nodes import Gpu, Node
 from stoker.model.requirements import Requirements, Wish
+from stoker.scheduler.alike import node_types_of
+from stoker.scheduler.lineup import Lineup
+from stoker.scheduler.node_index import NodeIndex, PlacedJob
+from stoker.scheduler.offers import NodeOffer
+from stoker.scheduler.simulation.workload import Batch
 
 CPU_FACTOR = 0.01
 FACTORS = {
@@ -116,11 +116,11 @@ def defects(nodes: Sequence[Node], batch: Batch) -> dict[str, int]:
 class GreedyRun:
     """The rule with a queue, on machines that refuse what they can't carry."""
 
-    def __init__(self, nodes: Sequence[Node], offers: Sequence[Offer], batch: Batch) -> None:
+    def __init__(self, nodes: Sequence[Node], offers: Sequence[NodeOffer], batch: Batch) -> None:
         self.nodes = nodes
         self.batch = batch
-        self.board = Board(offers)
-        sorts, _ = sorts_of(offers)
+        self.board = NodeIndex(offers)
+        sorts, _ = node_types_of(offers)
         self.lineup = Lineup(self.board, sorts, [(one.wanted, one.expected_s) for one in batch.shapes])
         self.speeds = {offer.node: [device.speed for device in offer.devices] for offer in offers}
         self.order = {node.name: at for at, node in enumerate(nodes)}
@@ -131,7 +131,7 @@ class GreedyRun:
             self.lines[shape].append(job)
         for line in self.lines:
             line.reverse()
-        self.running: list[tuple[float, int, int, Placed]] = []
+        self.running: list[tuple[float, int, int, PlacedJob]] = []
         self.now_s = self.makespan_s = 0.0
 
     def go(self) -> float:

@@ -16,11 +16,11 @@ import time
 
 import greedy_b
 
-from stoker.hardware.placement.offer import offer_of
-from stoker.hardware.simulation.bound import lower_bound
-from stoker.hardware.simulation.making import make_batch, make_nodes, make_shapes
-from stoker.hardware.simulation.mixes import mixes
-from stoker.hardware.simulation.run import Run
+from stoker.scheduler.offers import offer_of
+from stoker.scheduler.simulation.bound import lower_bound
+from stoker.scheduler.simulation.mixes import mixes
+from stoker.scheduler.simulation.run import Run
+from stoker.scheduler.simulation.workload import make_batch, make_nodes, make_shapes
 
 SHAPES = 200
 

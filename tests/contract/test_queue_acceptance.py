@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.coordinator.queue.commands import Look, Looked
-from stoker.hardware.placement.explaining import explain
 from stoker.model.capability import Capability
 from stoker.model.ids import job_id
+from stoker.scheduler.explain import explain
 from stoker.wire.leasing import Hello
 from stoker.wire.orders import JobOrder
 from tests.contract.queue_driving import GIB, Driven, order

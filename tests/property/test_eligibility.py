@@ -7,14 +7,14 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.hardware.declared import agree, node_of
-from stoker.hardware.eligibility import can_run
-from stoker.hardware.placement.fit import choose
-from stoker.hardware.placement.shape import shape_of
 from stoker.model.capability import Capability
 from stoker.model.devices import MIB, Backend, Device, MemoryType
 from stoker.model.nodes import Gpu, Node
 from stoker.model.requirements import Requirements, WantedJob, Wish
+from stoker.scheduler.declared import agree, node_of
+from stoker.scheduler.eligibility import can_run
+from stoker.scheduler.fit import choose
+from stoker.scheduler.shapes import shape_of
 from tests.unit.hardware.machines import NO, UNKNOWN, YES, capability, device
 
 mib = st.integers(0, 48 * 1024)

@@ -14,16 +14,16 @@ from hypothesis.stateful import run_state_machine_as_test as run
 from stoker.coordinator.matching.heads import Head, Match, Seat
 from stoker.coordinator.matching.joining import join
 from stoker.coordinator.matching.matcher import Matcher
-from stoker.hardware.placement.alike import idle
-from stoker.hardware.placement.fit import choose, cores_left, device_block, ram_left, slots_left
-from stoker.hardware.placement.offer import DeviceOffer, Offer, ResidentBase
-from stoker.hardware.placement.shape import Shape, shape_of
 from stoker.model.capability import Capability
 from stoker.model.devices import Answer, Backend, Device, MemoryType, Verdict
 from stoker.model.frozen import changed
 from stoker.model.nodes import Gpu, Node
 from stoker.model.requirements import Requirements, WantedJob, Wish
 from stoker.model.resources import GIB
+from stoker.scheduler.alike import idle
+from stoker.scheduler.fit import choose, cores_left, device_block, ram_left, slots_left
+from stoker.scheduler.offers import DeviceOffer, NodeOffer, ResidentBase
+from stoker.scheduler.shapes import Shape, shape_of
 from stoker.wire.leasing import Measured
 
 NAMES = ("a", "b", "c")
@@ -104,7 +104,7 @@ def charged(device: DeviceOffer, shape: Shape, *, is_shared: bool) -> DeviceOffe
     return changed(device, jobs=device.jobs + 1, promised_bytes=promised, bases=resident)
 
 
-def after(offer: Offer, shape: Shape, uuids: Iterable[str], *, is_shared: bool) -> Offer:
+def after(offer: NodeOffer, shape: Shape, uuids: Iterable[str], *, is_shared: bool) -> NodeOffer:
     """Give the offer once a job came."""
     taken = set(uuids)
     return changed(
@@ -119,7 +119,7 @@ def after(offer: Offer, shape: Shape, uuids: Iterable[str], *, is_shared: bool) 
     )
 
 
-def kept(offer: Offer, shape: Shape) -> Offer:
+def kept(offer: NodeOffer, shape: Shape) -> NodeOffer:
     """Give what a job that waits for a machine leaves to lower ones."""
     choice = choose(changed(shape, ram_bytes=0, cores=0), offer)
     if choice is not None:
@@ -250,7 +250,7 @@ class Fleet(RuleBasedStateMachine):
         else:
             self.matcher.line.drop(head.class_id, head.priority)
 
-    def assert_nobody_higher_loses(self, match: Match, offer: Offer) -> None:
+    def assert_nobody_higher_loses(self, match: Match, offer: NodeOffer) -> None:
         """Whoever is before the one that starts, and waits for this machine, is no further from starting."""
         later = after(offer, self.shape(match.head), match.seat.devices, is_shared=match.seat.is_shared)
         for head in self.heads.values():
@@ -274,7 +274,7 @@ class Fleet(RuleBasedStateMachine):
     def held(self, name: str) -> int:
         return sum(self.wanted[seat.class_id].requirements.ram_bytes for seat in self.seats if seat.machine == name)
 
-    def offer(self, name: str) -> Offer:
+    def offer(self, name: str) -> NodeOffer:
         node, capability = self.found[name]
         offer = changed(join(name, capability, node).offer, closed=self.closed[name])
         devices = tuple(

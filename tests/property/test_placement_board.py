@@ -6,14 +6,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from stoker.hardware.placement.board import Board, Placed
-from stoker.hardware.placement.fit import Choice, choose
-from stoker.hardware.placement.offer import DeviceOffer, Offer, ResidentBase, ResidentProcess, Sharing
-from stoker.hardware.placement.shape import Shape
 from stoker.model.devices import Backend, MemoryType, usable_bytes
 from stoker.model.frozen import changed
 from stoker.model.requirements import Requirements, WantedJob, Wish
 from stoker.model.resources import GIB
+from stoker.scheduler.fit import Placement, choose
+from stoker.scheduler.node_index import NodeIndex, PlacedJob
+from stoker.scheduler.offers import DeviceOffer, NodeOffer, ResidentBase, ResidentProcess, Sharing
+from stoker.scheduler.shapes import Shape
 from tests.lengths import examples
 
 NAMES = ("a", "b", "c", "d", "e", "f")
@@ -36,12 +36,12 @@ devices = st.builds(
 
 
 @st.composite
-def offers(draw: st.DrawFn) -> Offer:
+def offers(draw: st.DrawFn) -> NodeOffer:
     """A node; its devices are often alike."""
     kinds = draw(st.lists(devices, max_size=2))
     count = draw(st.integers(1, 3))
     found = [one for one in kinds for _ in range(count)]
-    return Offer(
+    return NodeOffer(
         node="",
         devices=tuple(changed(one, uuid=f"GPU-{at}") for at, one in enumerate(found)),
         slots=draw(st.integers(1, 4)),
@@ -56,7 +56,7 @@ def offers(draw: st.DrawFn) -> Offer:
 
 
 @st.composite
-def fleets(draw: st.DrawFn) -> list[Offer]:
+def fleets(draw: st.DrawFn) -> list[NodeOffer]:
     """Nodes that are often alike, so that they are equally good and only their order, or a little less RAM, decides."""
     models = draw(st.lists(offers(), min_size=1, max_size=2))
     fleet = []
@@ -91,9 +91,9 @@ wanted = st.builds(
 )
 
 
-def naive(shape: Shape, fleet: dict[str, Offer]) -> tuple[str, Choice] | None:
+def naive(shape: Shape, fleet: dict[str, NodeOffer]) -> tuple[str, Placement] | None:
     """Ask the rule about every node; the first of the best."""
-    best: tuple[str, Choice] | None = None
+    best: tuple[str, Placement] | None = None
     for node, offer in fleet.items():
         choice = choose(shape, offer)
         if choice is not None and (best is None or choice.key > best[1].key):
@@ -119,7 +119,9 @@ def charged(device: DeviceOffer, shape: Shape, is_shared: bool, sign: int) -> De
     return changed(device, jobs=device.jobs + sign, promised_bytes=promised, bases=kept)
 
 
-def processes_after(offer: Offer, shape: Shape, choice: Choice, sign: int) -> tuple[tuple[ResidentProcess, ...], int]:
+def processes_after(
+    offer: NodeOffer, shape: Shape, choice: Placement, sign: int
+) -> tuple[tuple[ResidentProcess, ...], int]:
     """Give the processes that jobs share once one came or went, and by how much less RAM that counts for."""
     if not shape.base_ram_bytes:
         return offer.processes, 0
@@ -137,7 +139,7 @@ def processes_after(offer: Offer, shape: Shape, choice: Choice, sign: int) -> tu
     return kept, shape.base_ram_bytes if others else 0
 
 
-def after(offer: Offer, shape: Shape, choice: Choice, sign: int) -> Offer:
+def after(offer: NodeOffer, shape: Shape, choice: Placement, sign: int) -> NodeOffer:
     """Give the offer once a job came (+1) or went (-1)."""
     changing = {one.at: one.is_shared for one in choice.devices}
     processes, shared_bytes = processes_after(offer, shape, choice, sign)
@@ -159,10 +161,10 @@ class Machine(RuleBasedStateMachine):
     """Jobs come and go on a random fleet; the model is plain offers."""
 
     @initialize(fleet=fleets())
-    def lay_out(self, fleet: list[Offer]) -> None:
-        self.board = Board(fleet)
+    def lay_out(self, fleet: list[NodeOffer]) -> None:
+        self.board = NodeIndex(fleet)
         self.fleet = {offer.node: offer for offer in fleet}
-        self.placed: list[Placed] = []
+        self.placed: list[PlacedJob] = []
         self.shapes: list[Shape] = []
 
     @rule(job=wanted)
@@ -187,7 +189,7 @@ class Machine(RuleBasedStateMachine):
         choice = choose(shape, self.fleet[node])
         self.note(self.board.place_on(node, shape), None if choice is None else (node, choice))
 
-    def note(self, placed: Placed | None, expected: tuple[str, Choice] | None) -> None:
+    def note(self, placed: PlacedJob | None, expected: tuple[str, Placement] | None) -> None:
         if expected is None:
             assert placed is None
             return
@@ -206,7 +208,7 @@ class Machine(RuleBasedStateMachine):
         self.fleet[placed.node] = after(self.fleet[placed.node], placed.shape, placed.choice, -1)
 
     @rule(data=st.data(), offer=offers())
-    def change(self, data: st.DataObject, offer: Offer) -> None:
+    def change(self, data: st.DataObject, offer: NodeOffer) -> None:
         """A node without jobs is described anew, or a new one joins."""
         idle = [name for name in NAMES if name not in {one.node for one in self.placed}]
         if idle:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.hardware.placement.changes import What, best_of_each, changes_on, is_true, nearest, shown_bytes
-from stoker.hardware.placement.explaining import explain, judge_node
-from stoker.hardware.placement.fit import choose
-from stoker.hardware.placement.grouping import Groups
-from stoker.hardware.placement.lasting import at_best
-from stoker.hardware.placement.offer import DeviceOffer, Offer, ResidentBase, Sharing
-from stoker.hardware.placement.reasons import obstacles
-from stoker.hardware.placement.shape import shape_of
 from stoker.model.devices import MIB, Backend, MemoryType
 from stoker.model.frozen import changed
 from stoker.model.requirements import Requirements, WantedJob, Wish
 from stoker.model.resources import GIB
 from stoker.model.units import parse_size
+from stoker.scheduler.changes import What, best_of_each, changes_on, is_true, nearest, shown_bytes
+from stoker.scheduler.explain import explain, judge_node
+from stoker.scheduler.fit import choose
+from stoker.scheduler.grouping import Groups
+from stoker.scheduler.lasting import at_best
+from stoker.scheduler.offers import DeviceOffer, NodeOffer, ResidentBase, Sharing
+from stoker.scheduler.reasons import obstacles
+from stoker.scheduler.shapes import shape_of
 
 sizes = st.integers(1, 30 * 1024).map(lambda mib: mib * MIB)
 
@@ -49,11 +49,11 @@ def devices(draw: st.DrawFn, uuid: str) -> DeviceOffer:
 
 
 @st.composite
-def offers(draw: st.DrawFn, node: str) -> Offer:
+def offers(draw: st.DrawFn, node: str) -> NodeOffer:
     """A node in any state that placing can bring it to."""
     found = [draw(devices(f"GPU-{node}{at}")) for at in range(draw(st.integers(0, 3)))]
     slots, cpu_jobs = draw(st.integers(1, 4)), draw(st.integers(0, 2))
-    return Offer(
+    return NodeOffer(
         node=node,
         devices=tuple(found),
         slots=slots,
@@ -94,7 +94,7 @@ few = settings(max_examples=120, deadline=None)
 
 @few
 @given(job=wanted, offer=offers("a"))
-def test_there_are_reasons_exactly_where_the_rule_says_no(job: WantedJob, offer: Offer) -> None:
+def test_there_are_reasons_exactly_where_the_rule_says_no(job: WantedJob, offer: NodeOffer) -> None:
     shape = shape_of(job)
     found = obstacles(shape, offer)
     assert (choose(shape, offer) is None) == bool(found)
@@ -105,7 +105,7 @@ def test_there_are_reasons_exactly_where_the_rule_says_no(job: WantedJob, offer:
 
 @few
 @given(job=wanted, fleet=fleets)
-def test_every_starts_now_if_is_true(job: WantedJob, fleet: list[Offer]) -> None:
+def test_every_starts_now_if_is_true(job: WantedJob, fleet: list[NodeOffer]) -> None:
     told = explain(job, fleet)
     for change in told.changes:
         assert is_true(change)
@@ -123,7 +123,7 @@ def test_every_starts_now_if_is_true(job: WantedJob, fleet: list[Offer]) -> None
 @few
 @given(job=wanted, fleet=fleets, part=st.floats(0.01, 1.0))
 def test_an_amount_that_is_told_works_as_a_user_would_write_it_and_so_does_every_smaller_one(
-    job: WantedJob, fleet: list[Offer], part: float
+    job: WantedJob, fleet: list[NodeOffer], part: float
 ) -> None:
     for change in explain(job, fleet).changes:
         if change.what is not What.VRAM:
@@ -143,7 +143,7 @@ def test_an_amount_that_is_told_works_as_a_user_would_write_it_and_so_does_every
 
 @few
 @given(job=wanted, fleet=fleets)
-def test_never_means_never(job: WantedJob, fleet: list[Offer]) -> None:
+def test_never_means_never(job: WantedJob, fleet: list[NodeOffer]) -> None:
     told = explain(job, fleet)
     shape = shape_of(job)
     possible = [offer.node for offer in fleet if choose(shape, at_best(offer)) is not None]
@@ -156,7 +156,9 @@ def test_never_means_never(job: WantedJob, fleet: list[Offer]) -> None:
 
 @few
 @given(job=wanted, fleet=fleets)
-def test_the_best_node_of_an_explanation_is_the_one_that_the_rule_prefers(job: WantedJob, fleet: list[Offer]) -> None:
+def test_the_best_node_of_an_explanation_is_the_one_that_the_rule_prefers(
+    job: WantedJob, fleet: list[NodeOffer]
+) -> None:
     shape = shape_of(job)
     choices = {offer.node: choice for offer in fleet if (choice := choose(shape, offer)) is not None}
     told = explain(job, fleet)
@@ -183,7 +185,7 @@ def test_what_is_shown_is_never_more_than_what_is_there(size: int) -> None:
 @settings(max_examples=40, deadline=None)
 @given(job=wanted, fleet=fleets, copies=st.integers(1, 3))
 def test_nodes_in_equal_states_are_told_of_as_if_each_had_been_looked_at(
-    job: WantedJob, fleet: list[Offer], copies: int
+    job: WantedJob, fleet: list[NodeOffer], copies: int
 ) -> None:
     fleet = [renamed(offer, copy) for copy in range(copies) for offer in fleet]
     shape, told = shape_of(job), explain(job, fleet, groups=Groups())
@@ -199,7 +201,7 @@ def test_nodes_in_equal_states_are_told_of_as_if_each_had_been_looked_at(
         assert told.ever == tuple(best_of_each(change for offer in idle for change in changes_on(shape, offer)))
 
 
-def renamed(offer: Offer, copy: int) -> Offer:
+def renamed(offer: NodeOffer, copy: int) -> NodeOffer:
     """The same node under other names."""
     devices = tuple(changed(device, uuid=f"{device.uuid}/{copy}") for device in offer.devices)
     return changed(offer, node=offer.node if not copy else f"{offer.node}{copy}", devices=devices)

@@ -7,16 +7,16 @@ from itertools import combinations, permutations, product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.hardware.placement.alike import sorts_of
-from stoker.hardware.placement.offer import offer_of
-from stoker.hardware.placement.shape import shape_of
-from stoker.hardware.placement.worth import ways_of
-from stoker.hardware.simulation.bound import lower_bound
-from stoker.hardware.simulation.making import Batch, JobShape
 from stoker.model.nodes import Gpu, Node
 from stoker.model.requirements import Requirements, WantedJob, Wish
 from stoker.model.resources import GIB
-from tests.unit.hardware.simulation.auditor import ON_CPU, SPEEDS, Held
+from stoker.scheduler.alike import node_types_of
+from stoker.scheduler.offers import offer_of
+from stoker.scheduler.shapes import shape_of
+from stoker.scheduler.simulation.bound import lower_bound
+from stoker.scheduler.simulation.workload import Batch, JobShape
+from stoker.scheduler.worth import ways_of
+from tests.unit.scheduler.simulation.auditor import ON_CPU, SPEEDS, Held
 
 Place = tuple[int, tuple[str, ...]]
 
@@ -71,7 +71,7 @@ def test_no_schedule_beats_the_bound(nodes: list[Node], wanted: list[tuple[Requi
     batch = Batch(shapes)
     for number, (_, work_s) in enumerate(wanted):
         batch.add(number, work_s)
-    sorts, _ = sorts_of(offer_of(node) for node in nodes)
+    sorts, _ = node_types_of(offer_of(node) for node in nodes)
     ways = [ways_of(shape_of(shape.wanted), sorts) for shape in shapes]
     bound = lower_bound(batch, ways, len(sorts))
     able = [one for one, those in zip(wanted, ways, strict=True) if those]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.hardware.placement.offer import offer_of
-from stoker.hardware.simulation.bound import lower_bound
-from stoker.hardware.simulation.making import make_batch, make_nodes, make_shapes
-from stoker.hardware.simulation.mixes import mixes
-from stoker.hardware.simulation.run import NOWHERE, Run
-from tests.unit.hardware.simulation.auditor import audit
+from stoker.scheduler.offers import offer_of
+from stoker.scheduler.simulation.bound import lower_bound
+from stoker.scheduler.simulation.mixes import mixes
+from stoker.scheduler.simulation.run import NOWHERE, Run
+from stoker.scheduler.simulation.workload import make_batch, make_nodes, make_shapes
+from tests.unit.scheduler.simulation.auditor import audit
 
 
 @given(

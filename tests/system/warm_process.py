@@ -21,7 +21,20 @@ from collections.abc import Sequence
 from importlib import import_module, invalidate_caches
 
 # Rooms whose modules commands import as they go. Not cookbooks: what is imported of those is a part of their identity.
-_ROOMS = ("model", "host", "config", "store", "hardware", "plan", "wire", "coordinator", "worker", "faces", "assembly")
+_ROOMS = (
+    "model",
+    "host",
+    "config",
+    "store",
+    "hardware",
+    "plan",
+    "wire",
+    "scheduler",
+    "coordinator",
+    "worker",
+    "faces",
+    "assembly",
+)
 _MESSAGE_BYTES = 1 << 20
 
 

@@ -1,6 +1,6 @@
 """Capability: what one machine was found to have, as one snapshot that can be sent, compared and kept.
 
-Only nouns. `hardware.detecting` takes the snapshot; declared values are laid beside it by `hardware.declared`.
+Only nouns. `hardware.detecting` takes the snapshot; declared values are laid beside it by `scheduler.offers`.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from stoker.coordinator.matching.roster import GONE_S, Lease, MachineFacts, machine_view
-from stoker.hardware.placement.offer import DeviceOffer, Offer
 from stoker.model.resources import GIB
+from stoker.scheduler.offers import DeviceOffer, NodeOffer
 from tests.unit.coordinator.fleets import box, card
 
 NOW_S = 1_000_000.0
@@ -34,7 +34,7 @@ def view(**said: Any) -> Any:
         ({"last_seen_s": NOW_S + 50.0}, "ready"),
         ({"left_s": NOW_S - 5.0}, "left"),
         ({"left_s": NOW_S - GONE_S - 5.0, "last_seen_s": NOW_S - GONE_S - 5.0}, "left"),
-        ({"offer": Offer(node="desk", slots=1, closed="paused by ann")}, "paused"),
+        ({"offer": NodeOffer(node="desk", slots=1, closed="paused by ann")}, "paused"),
     ],
     ids=lambda one: one if isinstance(one, str) else "-".join(one) or "nothing",
 )
@@ -50,16 +50,16 @@ def test_why_and_until_when_are_told_of_what_is_closed_and_heard_of():
 
 
 def test_a_machine_that_closed_itself_says_why():
-    assert view(offer=Offer(node="desk", slots=1, closed="paused by ann")).why == "paused by ann"
+    assert view(offer=NodeOffer(node="desk", slots=1, closed="paused by ann")).why == "paused by ann"
 
 
 def test_slots_are_those_that_matching_counts():
     assert view(capability=box("desk", card("GPU-1"), card("GPU-2")).to_dict()).slots == 2
-    assert view(slots=5, offer=Offer(node="desk", slots=3)).slots == 3
+    assert view(slots=5, offer=NodeOffer(node="desk", slots=3)).slots == 3
 
 
 def test_devices_say_who_is_on_them_what_is_promised_and_why_nothing_more_is():
-    offer = Offer(
+    offer = NodeOffer(
         node="desk",
         devices=(
             DeviceOffer(

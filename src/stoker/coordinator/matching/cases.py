@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stoker.hardware.placement.offer import Offer
 from stoker.model.frozen import changed, fresh, frozen
 from stoker.model.names import point_name
 from stoker.model.requirements import WantedJob
+from stoker.scheduler.offers import NodeOffer
 from stoker.wire.environments import environment_digest
 from stoker.wire.leasing import Holdings
 from stoker.wire.orders import EnvironmentChoice, InputBody, JobOrder
@@ -94,12 +94,12 @@ class Holder:
 class Fleet:
     """All machines that may be given work, what they hold, and those that nobody hears from."""
 
-    offers: Sequence[Offer] = ()
+    offers: Sequence[NodeOffer] = ()
     holders: Mapping[str, Sequence[Holder]] = fresh(factory=dict)
     """By machine."""
     absent: Mapping[str, str] = fresh(factory=dict)
     """Machine → since when, or why, it does not count: `silent for 12m03s`."""
-    away: Sequence[Offer] = ()
+    away: Sequence[NodeOffer] = ()
     """What those would offer, were they back; of one that is not here, nobody knows."""
     closed_until_s: Mapping[str, float] = fresh(factory=dict)
     """Of machines that are closed for a time."""

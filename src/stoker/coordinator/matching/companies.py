@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stoker.coordinator.matching.cases import Case, Fleet, Holder
-from stoker.hardware.placement.explaining import Explanation
 from stoker.model.frozen import frozen
 from stoker.model.lifecycle import JobState
 from stoker.model.requirements import Requirements
+from stoker.scheduler.explain import Explanation
 
 _MOST_NAMED = 3
 _LONGEST_BASE = 12

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stoker.coordinator.matching.cases import Case, Fleet
-from stoker.hardware.placement.offer import Offer
 from stoker.model.frozen import changed
 from stoker.model.requirements import environment_word
 from stoker.model.units import format_duration
+from stoker.scheduler.offers import NodeOffer
 from stoker.wire.environments import Outlook, Standing, outlooks
 
 
@@ -21,7 +21,7 @@ class EnvironmentViews:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._known: dict[str, dict[str, Outlook]] = {}
-        self._offers: dict[str, Sequence[Offer]] = {}
+        self._offers: dict[str, Sequence[NodeOffer]] = {}
 
     def of(self, case: Case) -> dict[str, Outlook]:
         """Give by machine how a job's environment stands there; nothing if it has none."""
@@ -33,7 +33,7 @@ class EnvironmentViews:
             self._known[digest] = {one.machine: one for one in told}
         return self._known[digest]
 
-    def offers(self, case: Case) -> Sequence[Offer]:
+    def offers(self, case: Case) -> Sequence[NodeOffer]:
         """Give all machines, with those that can't have the job's environment denying it."""
         found = self.of(case)
         if not any(one.standing is Standing.IMPOSSIBLE for one in found.values()):
@@ -52,7 +52,7 @@ def first_builds(outlook: Outlook | None) -> str:
     return f", and builds its environment first{about}"
 
 
-def _denying(offer: Offer, digest: str, outlook: Outlook | None) -> Offer:
+def _denying(offer: NodeOffer, digest: str, outlook: Outlook | None) -> NodeOffer:
     word = environment_word(digest)
     if outlook is None or outlook.standing is not Standing.IMPOSSIBLE or word in offer.deny_jobs:
         return offer

@@ -1,7 +1,7 @@
 """Why a job is where it is, when it may start, and what would change that.
 
 Every machine and device with its score or its reason, what holds it and until when; the place in line. Pure: it asks
-the rule that places (`hardware.placement.explaining`), of a job in the queue as of one that is not there yet, and
+the rule that places (`scheduler.explain`), of a job in the queue as of one that is not there yet, and
 decides nothing.
 """
 
@@ -15,18 +15,18 @@ from stoker.coordinator.matching.companies import company_of
 from stoker.coordinator.matching.data import data_row, first_copies
 from stoker.coordinator.matching.environments import EnvironmentViews, first_builds
 from stoker.coordinator.matching.openings import starts_s
-from stoker.hardware.placement.changes import Change
-from stoker.hardware.placement.explaining import Explanation, NodeVerdict, explain
-from stoker.hardware.placement.fit import choose
-from stoker.hardware.placement.grouping import Groups
-from stoker.hardware.placement.lasting import why_never
-from stoker.hardware.placement.offer import Offer
-from stoker.hardware.placement.shape import Shape, shape_of
 from stoker.model.budgets import LASTING_DECLINE_S
 from stoker.model.frozen import changed
 from stoker.model.lifecycle import JobState
 from stoker.model.requirements import WantedJob, environment_word
 from stoker.model.units import format_duration
+from stoker.scheduler.changes import Change
+from stoker.scheduler.explain import Explanation, NodeVerdict, explain
+from stoker.scheduler.fit import choose
+from stoker.scheduler.grouping import Groups
+from stoker.scheduler.lasting import why_never
+from stoker.scheduler.offers import NodeOffer
+from stoker.scheduler.shapes import Shape, shape_of
 from stoker.wire.environments import Outlook
 from stoker.wire.views import JobExplanation
 
@@ -92,7 +92,7 @@ class Explainer:
             self._possible[shape] = known
         return known
 
-    def _takes(self, shape: Shape, offer: Offer) -> bool:
+    def _takes(self, shape: Shape, offer: NodeOffer) -> bool:
         return choose(shape, self._groups.at_best(offer)) is not None
 
     def _returning(self, wanted: WantedJob) -> dict[str, str]:
@@ -266,11 +266,11 @@ def _of_closed(case: Case, fleet: Fleet, now_s: float) -> Iterator[str]:
         yield f"starts now if one of {len(able) - _MOST_MACHINES} more closed machines is opened"
 
 
-def _opened(offer: Offer) -> Offer:
+def _opened(offer: NodeOffer) -> NodeOffer:
     return changed(offer, closed="", devices=tuple(changed(device, closed="") for device in offer.devices))
 
 
-def _closed(offer: Offer) -> str:
+def _closed(offer: NodeOffer) -> str:
     if offer.closed:
         return f"machine {offer.node}, which is {offer.closed}"
     devices = [f"{device.uuid} of {offer.node} ({device.closed})" for device in offer.devices if device.closed]

@@ -41,7 +41,7 @@ class Match:
 
 @frozen
 class NoMatch:
-    """Nothing for this machine now, and how many jobs wait for which reason (a `placement.fit.Block`, or `kept`)."""
+    """Nothing for this machine now; how many jobs wait for which reason (a `scheduler.fit.UnfitReason`, or `kept`)."""
 
     waiting: Mapping[str, int] = fresh(factory=dict)
     closed: str = ""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from stoker.hardware.declared import Agreed, agree, node_of
-from stoker.hardware.placement.offer import DeviceOffer, Offer
 from stoker.model.capability import Capability
 from stoker.model.errors import BadInput
 from stoker.model.frozen import changed, frozen
 from stoker.model.nodes import Node
+from stoker.scheduler.declared import Agreed, agree, node_of
+from stoker.scheduler.offers import DeviceOffer, NodeOffer
 from stoker.wire.orders import HostPolicy
 
 _MOST = 1 << 60
@@ -116,7 +116,7 @@ def _chosen(devices: tuple[DeviceOffer, ...], gpus: int | tuple[str, ...] | None
     return tuple(device if device.closed or device.uuid in able else changed(device, closed=why) for device in devices)
 
 
-def _slots(offer: Offer, slots: int | None) -> dict[str, int | bool]:
+def _slots(offer: NodeOffer, slots: int | None) -> dict[str, int | bool]:
     if slots is None:
         return {}
     # A slot per device is what holds where nobody counted; the worker did.

@@ -10,7 +10,7 @@
 Order: who waited longer than `starved_s`, then priority, strictly, then the oldest; within a priority, jobs that want a
 device go first where the machine has such devices, and jobs that would rather have one go last where it has none. A job
 never takes what one of strictly higher priority waits for on this machine (`reserving`). Where a job may go is the one
-rule's answer (`hardware.placement`).
+rule's answer (`scheduler`).
 
 It has no clock, no lock and no I/O: one thread, the queue's writer, uses it. A machine that nobody hears from has to be
 closed or removed by the queue: as long as it is open, it counts as one that could take what fits it.
@@ -26,9 +26,6 @@ from stoker.coordinator.matching.line import Level, Line
 from stoker.coordinator.matching.reserving import reserve
 from stoker.coordinator.matching.roll import Machine, Roll
 from stoker.coordinator.matching.tallying import Tally
-from stoker.hardware.placement.fit import Choice, choose
-from stoker.hardware.placement.offer import DeviceOffer, Offer
-from stoker.hardware.placement.seat import Seat as Room
 from stoker.model.capability import Capability
 from stoker.model.capability_reading import capability_from_dict
 from stoker.model.errors import Bug
@@ -36,6 +33,9 @@ from stoker.model.frozen import changed
 from stoker.model.leases import FleetTimes
 from stoker.model.nodes import Node
 from stoker.model.requirements import WantedJob
+from stoker.scheduler.fit import Placement, choose
+from stoker.scheduler.node_state import NodeUsage
+from stoker.scheduler.offers import DeviceOffer, NodeOffer
 from stoker.wire.leasing import Measured
 from stoker.wire.orders import HostPolicy
 
@@ -149,7 +149,7 @@ class Matcher:
             return match
         return NoMatch(waiting=self._tally.counts(found, line) if tells else {})
 
-    def offers(self) -> tuple[Offer, ...]:
+    def offers(self) -> tuple[NodeOffer, ...]:
         """Give every machine as it stands now, in the order in which they joined."""
         return tuple(self._roll.offers())
 
@@ -201,7 +201,7 @@ class Matcher:
         first, last = self._roll.wishes(machine)
         return level.first(able & first or able & ~last or able)
 
-    def _keep(self, machine: Machine, level: Level, waits: int, room: Room, lower: int) -> int:
+    def _keep(self, machine: Machine, level: Level, waits: int, room: NodeUsage, lower: int) -> int:
         """Take from a copy of the machine what those who wait for it keep; gives what fits the rest."""
         board = self._roll.board
         idle = board.scratch(machine.name, is_idle=True)
@@ -213,7 +213,7 @@ class Matcher:
                 return 0
         return board.fitting_as(room)
 
-    def _seat(self, machine: Machine, head: Head, choice: Choice | None) -> Seat:
+    def _seat(self, machine: Machine, head: Head, choice: Placement | None) -> Seat:
         if choice is None:
             message = f"a job of class {head.class_id} was said to fit {machine.name}, and the rule says no"
             raise Bug(message)
@@ -238,7 +238,7 @@ def _below(levels: Sequence[Level]) -> list[int]:
     return masks[::-1]
 
 
-def _closed(offer: Offer, closed: Mapping[str, str]) -> tuple[DeviceOffer, ...]:
+def _closed(offer: NodeOffer, closed: Mapping[str, str]) -> tuple[DeviceOffer, ...]:
     return tuple(
         changed(device, closed=closed[device.uuid] or "closed") if device.uuid in closed else device
         for device in offer.devices

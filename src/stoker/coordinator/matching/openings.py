@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterable, Iterator
 from heapq import heappop, heappush
 
 from stoker.coordinator.matching.cases import Fleet
-from stoker.hardware.placement.fit import Choice, DeviceChoice, choose
-from stoker.hardware.placement.offer import Offer
-from stoker.hardware.placement.score import Key, Rank
-from stoker.hardware.placement.seat import Seat
-from stoker.hardware.placement.shape import Shape, shape_of
+from stoker.scheduler.fit import DevicePlacement, Placement, choose
+from stoker.scheduler.node_state import NodeUsage
+from stoker.scheduler.offers import NodeOffer
+from stoker.scheduler.score import Key, Rank
+from stoker.scheduler.shapes import Shape, shape_of
 
 _MOST = 10_000
 """Whoever stands further back is told nothing."""
@@ -89,14 +89,14 @@ class _Room:
 
     __slots__ = ("_offer", "_seat")
 
-    def __init__(self, offer: Offer) -> None:
+    def __init__(self, offer: NodeOffer) -> None:
         self._offer = offer
-        self._seat: Seat | None = None
+        self._seat: NodeUsage | None = None
 
     @property
-    def seat(self) -> Seat:
+    def seat(self) -> NodeUsage:
         if self._seat is None:
-            self._seat = Seat(self._offer, 0)
+            self._seat = NodeUsage(self._offer, 0)
         return self._seat
 
     def take(self, shape: Shape) -> _Given | None:
@@ -113,5 +113,5 @@ class _Room:
         there = tuple([uuid for uuid in given.uuids if uuid in places])
         # What the machine was seen with may be a moment older than who was seen on it.
         if seat.jobs and all(seat.devices[places[uuid]].jobs for uuid in there):
-            devices = tuple([DeviceChoice(places[uuid], given.is_shared, False, 0.0) for uuid in there])
-            seat.give_back(given.shape, there, Choice(devices, _UNSCORED))
+            devices = tuple([DevicePlacement(places[uuid], given.is_shared, False, 0.0) for uuid in there])
+            seat.give_back(given.shape, there, Placement(devices, _UNSCORED))

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from stoker.coordinator.matching.cases import Case, Fleet
-from stoker.hardware.placement.offer import Offer
 from stoker.model.frozen import changed
 from stoker.model.requirements import code_word
+from stoker.scheduler.offers import NodeOffer
 from stoker.wire.code import code_of, why_not_accepted
 from stoker.wire.orders import JobOrder
 
@@ -36,7 +36,7 @@ def pinned_case(case: Case, accepts: Mapping[str, Sequence[str]], order: JobOrde
     return changed(case, wanted=changed(case.wanted, code=code_word(*code_of(order))))
 
 
-def _pinned(offer: Offer, pins: Sequence[str], codes: Iterable[tuple[str, str]]) -> Offer:
+def _pinned(offer: NodeOffer, pins: Sequence[str], codes: Iterable[tuple[str, str]]) -> NodeOffer:
     denied = {code_word(*code): why for code in codes if (why := why_not_accepted(pins, *code))}
     if not denied:
         return offer

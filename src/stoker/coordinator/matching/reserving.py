@@ -10,16 +10,16 @@ This takes from a copy of the machine. Whether a lower one fits the rest is agai
 
 from __future__ import annotations
 
-from stoker.hardware.placement.fit import choose, device_block, slots_left
-from stoker.hardware.placement.seat import Seat
-from stoker.hardware.placement.shape import Shape
 from stoker.model.frozen import changed
+from stoker.scheduler.fit import choose, device_block, slots_left
+from stoker.scheduler.node_state import NodeUsage
+from stoker.scheduler.shapes import Shape
 
 KEPT = "kept"
 """Why a job does not start that would fit: somebody of higher priority waits for what it would take."""
 
 
-def reserve(shape: Shape, scratch: Seat, idle: Seat) -> None:
+def reserve(shape: Shape, scratch: NodeUsage, idle: NodeUsage) -> None:
     """Take from a copy of a machine what a job keeps there; `idle` is the machine with no job of ours on it."""
     choice = choose(changed(shape, ram_bytes=0, cores=0), scratch)
     if choice is not None:
@@ -39,7 +39,7 @@ def reserve(shape: Shape, scratch: Seat, idle: Seat) -> None:
             scratch.slots_held += scratch.is_slot_per_device and not device.jobs
 
 
-def _has_slots(shape: Shape, scratch: Seat) -> bool:
+def _has_slots(shape: Shape, scratch: NodeUsage) -> bool:
     """Say whether slots are what is not lacking."""
     left = slots_left(scratch)
     if shape.takes_cpu or not scratch.is_slot_per_device:

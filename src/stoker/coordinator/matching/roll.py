@@ -1,6 +1,6 @@
 """The roll: all machines that may be given work, what their live leases hold of them, and which shapes fit each now.
 
-Nothing here chooses. Jobs are counted in and out on a `Board`; what fits a machine is asked of it again only after
+Nothing here chooses. Jobs are counted in and out on a `NodeIndex`; what fits a machine is asked of it again only after
 something came, went or was measured there.
 """
 
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping
 
 from stoker.coordinator.matching.heads import Seat
-from stoker.hardware.placement.board import Board, Placed
-from stoker.hardware.placement.measured import MeasuredNode
-from stoker.hardware.placement.offer import Offer
-from stoker.hardware.placement.shape import Shape
 from stoker.model.devices import MIB, Backend
 from stoker.model.errors import Bug
 from stoker.model.frozen import changed
 from stoker.model.requirements import WantedJob, Wish
+from stoker.scheduler.measured import MeasuredNode
+from stoker.scheduler.node_index import NodeIndex, PlacedJob
+from stoker.scheduler.offers import NodeOffer
+from stoker.scheduler.shapes import Shape
 from stoker.wire.leasing import Measured
 
 _RAM_STEP_BYTES = 64 * MIB
@@ -42,7 +42,7 @@ class Machine:
         "told",
     )
 
-    def __init__(self, offer: Offer, available_bytes: int | None, drift: tuple[str, ...] = ()) -> None:
+    def __init__(self, offer: NodeOffer, available_bytes: int | None, drift: tuple[str, ...] = ()) -> None:
         self.name = offer.node
         self.drift = drift
         """Where its declaration and what was found disagree."""
@@ -62,7 +62,7 @@ class Machine:
         self.fits_version = self.ever_version = -1
         """Which shapes were known then; below 0: something has changed since."""
 
-    def idle(self) -> Offer:
+    def idle(self) -> NodeOffer:
         """Give it with nothing running on it, as it was measured last."""
         measured = self.measured()
         return changed(
@@ -124,7 +124,7 @@ class _Held:
     def __init__(self, seat: Seat, shape: Shape) -> None:
         self.seat = seat
         self.shape = shape
-        self.placed: Placed | None = None
+        self.placed: PlacedJob | None = None
         """Nothing while the machine is not on the roll."""
 
 
@@ -134,7 +134,7 @@ class Roll:
     def __init__(self, on_renumbered: Callable[[], None]) -> None:
         """`on_renumbered` is called when classes have other numbers than before."""
         self._on_renumbered = on_renumbered
-        self.board = Board()
+        self.board = NodeIndex()
         self.machines: dict[str, Machine] = {}
         self.wanted: dict[int, WantedJob] = {}
         self._shapes: dict[int, Shape] = {}
@@ -289,7 +289,7 @@ class Roll:
                 last |= mask
         return first, last
 
-    def offers(self) -> Iterator[Offer]:
+    def offers(self) -> Iterator[NodeOffer]:
         """Give every machine as it stands now."""
         return (self.board.offer(name) for name in self.board.nodes)
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from stoker.hardware.placement.offer import DeviceOffer, Offer
 from stoker.model.frozen import fresh, frozen
+from stoker.scheduler.offers import DeviceOffer, NodeOffer
 from stoker.wire.leasing import Holdings
 from stoker.wire.views import MachineView
 
@@ -64,7 +64,7 @@ class MachineFacts:
     leases: tuple[Lease, ...] = ()
     capability: Mapping[str, Any] = fresh(factory=dict)
     drift: tuple[str, ...] = ()
-    offer: Offer | None = None
+    offer: NodeOffer | None = None
     """As matching sees it, or would if it were back; nothing: its capability is not known."""
     holdings: Holdings | None = None
 

@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from stoker.coordinator.matching.line import Line
 from stoker.coordinator.matching.reserving import KEPT
 from stoker.coordinator.matching.roll import Machine, Roll
-from stoker.hardware.placement.reasons import first_block
+from stoker.scheduler.reasons import first_block
 
 _STATES = 512
 

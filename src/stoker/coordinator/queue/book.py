@@ -14,11 +14,11 @@ from stoker.coordinator.matching.heads import Seat
 from stoker.coordinator.matching.matcher import Matcher
 from stoker.coordinator.queue.setting import CoordinatorTime
 from stoker.coordinator.queue.waiting import Waiting
-from stoker.hardware.placement.offer import Offer
 from stoker.model.json_text import loads
 from stoker.model.leases import Token
 from stoker.model.nodes import Cluster
 from stoker.model.requirements import WantedJob
+from stoker.scheduler.offers import NodeOffer
 from stoker.wire.leasing import Holdings
 from stoker.wire.orders import EnvironmentChoice, HostPolicy
 
@@ -131,7 +131,7 @@ class Machine:
         self.seen_tick_s = seen_tick_s
         self.is_offered = False
         """Whether matching counts on it: it was heard of lately."""
-        self.away: Offer | None = None
+        self.away: NodeOffer | None = None
         """What it would offer if it came back; nothing: nobody has asked since it was last offered."""
         self.is_changed = False
         """Seen since that was last written down."""

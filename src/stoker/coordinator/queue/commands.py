@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 from stoker.coordinator.queue.exec_commands import ExecCommand
 from stoker.coordinator.queue.health_commands import HealthCommand
 from stoker.coordinator.queue.trust_commands import TrustCommand
-from stoker.hardware.placement.offer import Offer
 from stoker.model.frozen import fresh, frozen
 from stoker.model.nodes import Cluster
 from stoker.model.requirements import WantedJob
+from stoker.scheduler.offers import NodeOffer
 from stoker.wire.leasing import (
     CancelConfirmed,
     Claim,
@@ -199,9 +199,9 @@ class Look:
 class Looked:
     """What was seen."""
 
-    offers: tuple[Offer, ...] = ()
+    offers: tuple[NodeOffer, ...] = ()
     """Machines that are counted on, as they stand."""
-    away: tuple[Offer, ...] = ()
+    away: tuple[NodeOffer, ...] = ()
     """What the others would offer, were they back."""
     wanted: dict[int, WantedJob] = fresh(factory=dict)
     """What jobs of each class want."""

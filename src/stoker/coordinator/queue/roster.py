@@ -12,12 +12,12 @@ from stoker.coordinator.queue.environments import is_news, unable
 from stoker.coordinator.queue.losing import lose
 from stoker.coordinator.queue.moves import json_or_empty, plain, telling
 from stoker.coordinator.queue.turn import Turn
-from stoker.hardware.placement.offer import Offer
 from stoker.model.capability_reading import capability_from_dict
 from stoker.model.errors import BadInput, NotFound, Refused
 from stoker.model.fleet_errors import StaleLease
 from stoker.model.fleet_events import FleetKinds
 from stoker.model.json_text import dumps, loads
+from stoker.scheduler.offers import NodeOffer
 from stoker.wire.leasing import Hello, Holdings, Welcome
 
 _OUTDATED = 8
@@ -76,7 +76,7 @@ def offer(turn: Turn, machine: Machine) -> tuple[str, ...]:
     return drift
 
 
-def away(book: Book) -> tuple[Offer, ...]:
+def away(book: Book) -> tuple[NodeOffer, ...]:
     """Give what machines would offer that matching does not count on now, were they back and open."""
     found = []
     for machine in book.machines.values():

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from stoker.faces.view.signs import Signs
 from stoker.faces.view.tables import table
-from stoker.hardware.placement.board import Placed
-from stoker.hardware.placement.explaining import DeviceVerdict, Explanation, NodeVerdict
-from stoker.hardware.placement.planning import Planned
-from stoker.hardware.placement.terms import Term
+from stoker.scheduler.explain import DeviceVerdict, Explanation, NodeVerdict
+from stoker.scheduler.node_index import PlacedJob
+from stoker.scheduler.planning import Planned
+from stoker.scheduler.terms import Term
 
 _MOST_REASONS = 4
 _MOST_CHANGES = 4
@@ -89,7 +89,7 @@ def _reasons(verdict: NodeVerdict) -> str:
     return "; ".join(f"{one.device}: {one.why}" if one.device else one.why for one in verdict.obstacles)
 
 
-def _place(placed: Placed, types: Mapping[str, str]) -> str:
+def _place(placed: PlacedJob, types: Mapping[str, str]) -> str:
     if not placed.devices:
         return f"{placed.node}  CPU  score {placed.score:.4g}"
     named = ", ".join(f"{uuid} {types.get(uuid, '')}".strip() for uuid in placed.devices)
@@ -104,7 +104,7 @@ def _left(planned: Planned) -> str:
     return "waits" if is_one else "wait"
 
 
-def _by_node(placed: Sequence[Placed]) -> dict[str, int]:
+def _by_node(placed: Sequence[PlacedJob]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for one in placed:
         counts[one.node] = counts.get(one.node, 0) + 1

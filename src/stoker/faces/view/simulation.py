@@ -8,8 +8,8 @@ from stoker.faces.view.charts import LEGEND, Chart, Line, Panel
 from stoker.faces.view.scales import Scale, scale_over
 from stoker.faces.view.tables import table
 from stoker.faces.view.times import span
-from stoker.hardware.simulation.report import Report
-from stoker.hardware.simulation.simulating import Simulated
+from stoker.scheduler.simulation.report import Report
+from stoker.scheduler.simulation.simulating import Simulated
 
 _HOUR_S = 3600.0
 _PANEL = 900, 300

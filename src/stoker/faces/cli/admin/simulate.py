@@ -8,8 +8,8 @@ from stoker.faces.cli.call import Call
 from stoker.faces.cli.grammar import Grammar, Option, whole
 
 if TYPE_CHECKING:
-    from stoker.hardware.placement.offer import Offer
-    from stoker.hardware.simulation.simulating import Asked
+    from stoker.scheduler.offers import NodeOffer
+    from stoker.scheduler.simulation.simulating import Asked
 
 _MIXES = ("desktop", "datacentre", "edge", "adapters", "everything")
 """Written out, so that help needs no file; a test compares them with it."""
@@ -46,7 +46,7 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     """Simulate, tell, draw."""
     from stoker.faces.cli.admin.counting import counted
     from stoker.faces.view.simulation import report_lines
-    from stoker.hardware.simulation.simulating import simulate
+    from stoker.scheduler.simulation.simulating import simulate
 
     asked, machines = _asked(call, given)
     with counted(call, "simulating", asked.jobs) as count:
@@ -75,10 +75,10 @@ def perform(call: Call, given: dict[str, Any]) -> int:
 
 
 def _asked(call: Call, given: dict[str, Any]) -> tuple[Asked, str]:
-    from stoker.hardware.simulation.mixes import mixes
-    from stoker.hardware.simulation.simulating import Asked
     from stoker.model.errors import Usage
     from stoker.model.suggest import did_you_mean
+    from stoker.scheduler.simulation.mixes import mixes
+    from stoker.scheduler.simulation.simulating import Asked
 
     name = given["mix"] or _MIXES[-1]
     mix = mixes().get(name)
@@ -103,9 +103,9 @@ def _asked(call: Call, given: dict[str, Any]) -> tuple[Asked, str]:
     return asked, f"{count:,} machine{'s' * (count != 1)}" + (f" of {given['cluster']}" if offers else "")
 
 
-def _machines_of(call: Call, file: str) -> tuple[Offer, ...]:
+def _machines_of(call: Call, file: str) -> tuple[NodeOffer, ...]:
     from stoker.config.cluster_file import read_cluster
-    from stoker.hardware.placement.offer import offer_of
+    from stoker.scheduler.offers import offer_of
 
     return tuple(offer_of(node) for node in read_cluster(file, call.path(file)).nodes)
 

@@ -18,15 +18,15 @@ from stoker.faces.cli.grammar import Grammar, Option, Positional
 from stoker.faces.cli.machines.cluster_choice import NAMES, VARIABLE, choose_cluster
 from stoker.faces.view.placement import explain_lines, job_line, why_lines
 from stoker.faces.view.signs import ASCII, UNICODE
-from stoker.hardware.declared import agree, node_name, node_of
-from stoker.hardware.held import with_holders
 from stoker.hardware.host_name import host_name
 from stoker.hardware.ledger.asking import Candidate
-from stoker.hardware.placement.cost import CostRule
-from stoker.hardware.placement.offer import Offer, offer_of
-from stoker.hardware.placement.planning import Planned, Wanted, plan_jobs
 from stoker.model.nodes import Cluster, Node
 from stoker.model.requirements import DEFAULT_RAM_BYTES
+from stoker.scheduler.cost import CostRule
+from stoker.scheduler.declared import agree, node_name, node_of
+from stoker.scheduler.held import with_holders
+from stoker.scheduler.offers import NodeOffer, offer_of
+from stoker.scheduler.planning import Planned, Wanted, plan_jobs
 
 _MOST_NAMED = 8
 
@@ -105,13 +105,13 @@ def _declared(call: Call, typed: str) -> tuple[str, Cluster, bool]:
     return label, Cluster(nodes=(node_of(capability),)), False
 
 
-def _offers(call: Call, cluster: Cluster) -> list[Offer]:
+def _offers(call: Call, cluster: Cluster) -> list[NodeOffer]:
     mine, _ = host_name(call.parts.settings.environment)
     here = node_name(mine)
     return [_here(call, node) if node.name == here else offer_of(node) for node in cluster.nodes]
 
 
-def _here(call: Call, node: Node) -> Offer:
+def _here(call: Call, node: Node) -> NodeOffer:
     """Give this machine as it is: the smaller of declared and found, less what the ledger says is held."""
     agreed = agree(node, call.parts.capability)
     for one in agreed.drift:
@@ -122,7 +122,7 @@ def _here(call: Call, node: Node) -> Offer:
     return with_holders(agreed.offer, call.parts.ledger.state(candidates).devices)
 
 
-def _tell(call: Call, planned: Sequence[Planned], offers: Sequence[Offer], *, explains: bool) -> None:
+def _tell(call: Call, planned: Sequence[Planned], offers: Sequence[NodeOffer], *, explains: bool) -> None:
     out = call.out
     signs = UNICODE if out.is_unicode else ASCII
     types = {device.uuid: device.type for offer in offers for device in offer.devices}
@@ -143,7 +143,7 @@ def _counted(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _tell_unchecked(call: Call, wanted: Sequence[Wanted], offers: Sequence[Offer]) -> None:
+def _tell_unchecked(call: Call, wanted: Sequence[Wanted], offers: Sequence[NodeOffer]) -> None:
     """Say which machines were not asked about RAM or cores, if a job wants more than usual: nobody knows theirs."""
     asked = [one.job.requirements for one in wanted]
     unknown = {

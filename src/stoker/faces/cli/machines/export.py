@@ -7,11 +7,11 @@ from typing import Any
 from stoker.config.cluster_text import node_as_json, write_cluster
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.grammar import Grammar, Option
-from stoker.hardware.declared import node_of
 from stoker.hardware.requiring import faked_by
 from stoker.host.durable import create_file, write_file
 from stoker.model.errors import LocalFile
 from stoker.model.nodes import Cluster
+from stoker.scheduler.declared import node_of
 
 GRAMMAR = Grammar(
     "machines export",

@@ -1,1 +1,0 @@
-"""Where a job goes, and why not elsewhere: decided purely."""

@@ -1,0 +1,282 @@
+"""What would change a no into a yes, each proposal tried out by the rule itself before it is told.
+
+A proposal changes the job (less memory, fewer devices, sharing, the CPU) or a node (sharing, a slot, its lists). It is
+made from what is left on a node, rounded to what will be shown, and kept only if `fit.choose` then says yes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from enum import StrEnum
+
+from stoker.model.devices import MIB
+from stoker.model.frozen import changed, frozen
+from stoker.model.requirements import Wish
+from stoker.model.resources import GIB
+from stoker.model.units import format_size
+from stoker.scheduler.fit import choose, cores_left, ram_left, room_bytes, shares
+from stoker.scheduler.lasting import why_unable
+from stoker.scheduler.offers import DeviceOffer, NodeOffer, Sharing
+from stoker.scheduler.shapes import Shape
+
+
+class What(StrEnum):
+    """What would be changed. The first ones are amounts: less of them is asked for."""
+
+    VRAM = "min_vram"
+    RAM = "min_ram"
+    CORES = "min_cores"
+    SEVERAL = "amounts"
+    DEVICES = "devices"
+    SHARE_JOB = "share_job"
+    SHARE_NODE = "share_node"
+    CPU = "cpu"
+    SLOTS = "slots"
+    HOSTS = "allowed_hosts"
+    LISTS = "lists"
+
+
+@frozen
+class Change:
+    """One change after which the job would start, the rule says."""
+
+    what: What
+    node: str
+    """Where it would start."""
+    text: str
+    """What has to be so, to be read after “starts now if”."""
+    relative: float | None = None
+    """How much less of an amount is asked for, as a part of it; nothing where it is not about an amount."""
+    shape: Shape
+    """The job as it would be."""
+    offer: NodeOffer
+    """The node as it would be."""
+
+    def to_dict(self) -> dict[str, object]:
+        return {"what": str(self.what), "node": self.node, "text": self.text, "relative": self.relative}
+
+
+def changes_on(shape: Shape, offer: NodeOffer) -> list[Change]:
+    """Give every single change that would start the job on this node; if none is enough, all amounts at once."""
+    return _changes(shape, offer, frozenset())
+
+
+def changes_over(shape: Shape, offers: Iterable[NodeOffer]) -> list[Change]:
+    """Give what `changes_on` gives for these nodes, less what `best_of_each` and `nearest` would pass over."""
+    found: list[Change] = []
+    known: set[What] = set()
+    for offer in offers:
+        true = _changes(shape, offer, known)
+        # Of a change that is not about an amount the first one counts.
+        known.update(change.what for change in true if change.relative is None)
+        found += true
+    return found
+
+
+def _changes(shape: Shape, offer: NodeOffer, known: Collection[What]) -> list[Change]:
+    true = [change for what, make in _MAKERS if what not in known for change in _true(make(shape, offer))]
+    several = [] if true else list(_true(_all_amounts(shape, offer)))
+    if several and any(True for what, make in _MAKERS if what in known for _ in _true(make(shape, offer))):
+        return []
+    return true or several
+
+
+def _true(proposed: Iterable[Change | None]) -> Iterator[Change]:
+    return (change for change in proposed if change is not None and is_true(change))
+
+
+def is_true(change: Change) -> bool:
+    """Ask the rule."""
+    return choose(change.shape, change.offer) is not None
+
+
+def nearest(found: Iterable[Change]) -> Change | None:
+    """Give the smallest change: of amounts the smallest part, and any amount before anything else."""
+    return min(found, key=lambda one: (one.relative is None, one.relative or 0.0), default=None)
+
+
+def best_of_each(found: Iterable[Change]) -> list[Change]:
+    """Keep of every kind of change the smallest, of those about a node the first."""
+    kept: dict[What, Change] = {}
+    for change in found:
+        known = kept.get(change.what)
+        if known is None or (change.relative or 0.0) < (known.relative or 0.0):
+            kept[change.what] = change
+    return [kept[what] for what in What if what in kept]
+
+
+def _less_vram(shape: Shape, offer: NodeOffer) -> Iterator[Change | None]:
+    most = _most_vram(shape, offer)
+    if most is not None:
+        yield _amount(What.VRAM, shape, offer, vram_bytes=most)
+
+
+def _less_ram(shape: Shape, offer: NodeOffer) -> Iterator[Change | None]:
+    left = ram_left(offer)
+    if left < shape.ram_bytes:
+        yield _amount(What.RAM, shape, offer, ram_bytes=shown_bytes(int(left)))
+
+
+def _fewer_cores(shape: Shape, offer: NodeOffer) -> Iterator[Change | None]:
+    left = cores_left(offer)
+    if left < shape.cores:
+        yield _amount(What.CORES, shape, offer, cores=int(left))
+
+
+def _all_amounts(shape: Shape, offer: NodeOffer) -> Iterator[Change]:
+    less: dict[str, int] = {}
+    if ram_left(offer) < shape.ram_bytes:
+        less["ram_bytes"] = shown_bytes(int(ram_left(offer)))
+    if cores_left(offer) < shape.cores:
+        less["cores"] = int(cores_left(offer))
+    most = _most_vram(shape, offer) if shape.wish is Wish.REQUIRE else None
+    if most is not None:
+        less["vram_bytes"] = most
+    change = _amount(What.SEVERAL, shape, offer, **less)
+    if len(less) > 1 and change is not None:
+        yield change
+
+
+def _amount(what: What, shape: Shape, offer: NodeOffer, **less: int) -> Change | None:
+    """Propose to ask for less of something."""
+    if any(amount < (1 if name == "vram_bytes" else 0) for name, amount in less.items()):
+        return None
+    parts = [_amount_text(name, amount) for name, amount in less.items()]
+    relative = max((1 - amount / getattr(shape, name) for name, amount in less.items()), default=0.0)
+    smaller = changed(shape, **less)
+    smaller = changed(smaller, base_bytes=min(smaller.base_bytes, smaller.vram_bytes))
+    return Change(what=what, node=offer.node, text=" and ".join(parts), relative=relative, shape=smaller, offer=offer)
+
+
+def _amount_text(name: str, amount: int) -> str:
+    if name == "cores":
+        return f"min_cores ≤ {amount}"
+    return f"{'min_vram' if name == 'vram_bytes' else 'min_ram'} ≤ {_shown(amount)}"
+
+
+def _most_vram(shape: Shape, offer: NodeOffer) -> int | None:
+    """Give the most memory per device that this node could give now, if that is less than what is asked for."""
+    able = sorted((_device_vram(shape, device) for device in offer.devices), reverse=True)
+    if not shape.takes_devices or len(able) < shape.device_count:
+        return None
+    most = shown_bytes(able[shape.device_count - 1])
+    return most if 0 < most < shape.vram_bytes else None
+
+
+def _device_vram(shape: Shape, device: DeviceOffer) -> int:
+    """Give how much of a device a job like this one could have now."""
+    if device.closed or device.backend is not shape.backend or device.is_held:
+        return 0
+    if not device.jobs:
+        return device.whole_bytes
+    # A job that asks for so little that it would share.
+    if not shares(changed(shape, vram_bytes=MIB), device):
+        return 0
+    is_resident = bool(shape.base) and device.has_base(shape.base, shape.base_bytes)
+    return max(0, room_bytes(device) + (shape.base_bytes if is_resident else 0))
+
+
+def _fewer_devices(shape: Shape, offer: NodeOffer) -> Iterator[Change | None]:
+    for count in range(shape.device_count - 1, 0, -1):
+        fewer = changed(shape, device_count=count)
+        if choose(fewer, offer) is not None:
+            text = f"it takes {count} device{'' if count == 1 else 's'} instead of {shape.device_count}"
+            relative = 1 - count / shape.device_count
+            yield Change(what=What.DEVICES, node=offer.node, text=text, relative=relative, shape=fewer, offer=offer)
+            return
+
+
+def _job_shares(shape: Shape, offer: NodeOffer) -> Iterator[Change | None]:
+    if shape.takes_devices and not shape.may_share:
+        sharing = changed(shape, may_share=True)
+        text = f"it may share a device of {offer.node}{_room_text(sharing, offer)}"
+        yield Change(what=What.SHARE_JOB, node=offer.node, text=text, shape=sharing, offer=offer)
+
+
+def _node_shares(shape: Shape, offer: NodeOffer) -> Iterator[Change | None]:
+    """Propose that all jobs on the node's devices share them, each within what it was promised."""
+    if shape.takes_devices and any(device.is_held for device in offer.devices):
+        shared = changed(offer, devices=tuple(_shared(device) for device in offer.devices))
+        text = f"jobs may share {offer.node}{_room_text(shape, shared)}"
+        yield Change(what=What.SHARE_NODE, node=offer.node, text=text, shape=shape, offer=shared)
+
+
+def _shared(device: DeviceOffer) -> DeviceOffer:
+    # Who declared nothing may take everything, and shares with nobody.
+    is_held = device.is_held and not device.promised_bytes
+    return changed(device, sharing=Sharing.ALWAYS, is_held=is_held)
+
+
+def _room_text(shape: Shape, offer: NodeOffer) -> str:
+    """Say how much would be left on the device that the job would share."""
+    choice = choose(shape, offer)
+    if choice is None or not choice.devices or not choice.devices[0].is_shared:
+        return ""
+    device = offer.devices[choice.devices[0].at]
+    needs, left = format_size(shape.vram_bytes), format_size(room_bytes(device))
+    return f" (needs {needs}, {left} left of {format_size(device.shared_bytes)} usable)"
+
+
+def _on_cpu(shape: Shape, offer: NodeOffer) -> Iterator[Change | None]:
+    if shape.wish is Wish.REQUIRE:
+        text = f"it does not require a device (on the CPU of {offer.node})"
+        yield Change(what=What.CPU, node=offer.node, text=text, shape=changed(shape, wish=Wish.PREFER), offer=offer)
+
+
+def _one_more_slot(shape: Shape, offer: NodeOffer) -> Iterator[Change | None]:
+    more = changed(offer, slots=offer.slots + 1)
+    text = f"{offer.node} has {more.slots} slots instead of {offer.slots}"
+    yield Change(what=What.SLOTS, node=offer.node, text=text, shape=shape, offer=more)
+
+
+def _other_hosts(shape: Shape, offer: NodeOffer) -> Iterator[Change | None]:
+    if shape.allowed_hosts and offer.node not in shape.allowed_hosts:
+        wider = changed(shape, allowed_hosts=shape.allowed_hosts | {offer.node})
+        text = f"allowed_hosts has {offer.node}"
+        yield Change(what=What.HOSTS, node=offer.node, text=text, shape=wider, offer=offer)
+
+
+def _other_lists(shape: Shape, offer: NodeOffer) -> Iterator[Change | None]:
+    denied = shape.words.intersection(offer.deny_jobs)
+    is_unlisted = bool(offer.allow_jobs) and shape.words.isdisjoint(offer.allow_jobs)
+    if (not denied and not is_unlisted) or why_unable(shape, offer):
+        return
+    parts = [f"{offer.node} does not deny {', '.join(sorted(denied))}"] if denied else []
+    if is_unlisted:
+        parts.append(f"the allow list of {offer.node} has it")
+    allowing = changed(
+        offer,
+        deny_jobs=tuple(word for word in offer.deny_jobs if word not in denied),
+        allow_jobs=() if is_unlisted else offer.allow_jobs,
+    )
+    yield Change(what=What.LISTS, node=offer.node, text=" and ".join(parts), shape=shape, offer=allowing)
+
+
+_MAKERS: tuple[tuple[What, Callable[[Shape, NodeOffer], Iterable[Change | None]]], ...] = (
+    (What.VRAM, _less_vram),
+    (What.RAM, _less_ram),
+    (What.CORES, _fewer_cores),
+    (What.DEVICES, _fewer_devices),
+    (What.SHARE_JOB, _job_shares),
+    (What.SHARE_NODE, _node_shares),
+    (What.CPU, _on_cpu),
+    (What.SLOTS, _one_more_slot),
+    (What.HOSTS, _other_hosts),
+    (What.LISTS, _other_lists),
+)
+
+
+def shown_bytes(size_bytes: int) -> int:
+    """Round down to what people are shown, so that what they read is true: tenths of a GiB, below one whole MiB."""
+    if size_bytes < GIB:
+        return max(0, size_bytes) // MIB * MIB
+    for tenths in (size_bytes * 10 // GIB, size_bytes * 10 // GIB - 1):
+        # Whoever writes 20.3 GiB is charged the next whole MiB.
+        written = -(-tenths * GIB // (10 * MIB)) * MIB
+        if written <= size_bytes:
+            return written
+    return size_bytes // GIB * GIB
+
+
+def _shown(size_bytes: int) -> str:
+    return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB else f"{size_bytes // MIB} MiB"

@@ -1,0 +1,300 @@
+"""THE rule: may a job of this shape start on this node now, and on which of its devices?
+
+Every question about room ends here: the board's search only says which node to ask, explanations name what this rule
+found, and "starts now if" is this rule asked again. It reads an `NodeOffer`, or anything that looks like one.
+
+A device is had alone unless the job or the node allows sharing, and the job says how much memory it takes, and that
+much may be shared out at all. Memory is counted per device, never summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from math import inf
+from typing import NamedTuple, Protocol
+
+from stoker.model.devices import Backend
+from stoker.model.requirements import Wish
+from stoker.scheduler.offers import Sharing
+from stoker.scheduler.score import Key, Rank, alone_score, cpu_score, shared_score, slices_needed, slices_of
+from stoker.scheduler.shapes import Shape
+
+
+class SharingSeen(Protocol):
+    """What decides whether a device is shared."""
+
+    @property
+    def usable_bytes(self) -> int: ...
+    @property
+    def sharing(self) -> Sharing: ...
+
+
+class DeviceLike(SharingSeen, Protocol):
+    """What the rule reads of a device; `DeviceOffer` says what each means."""
+
+    @property
+    def backend(self) -> Backend: ...
+    @property
+    def total_bytes(self) -> int: ...
+    @property
+    def whole_bytes(self) -> int: ...
+    @property
+    def shared_bytes(self) -> int: ...
+    @property
+    def speed(self) -> float: ...
+    @property
+    def slots(self) -> int | None: ...
+    @property
+    def closed(self) -> str: ...
+    @property
+    def is_held(self) -> bool: ...
+    @property
+    def jobs(self) -> int: ...
+    @property
+    def promised_bytes(self) -> int: ...
+
+    def has_base(self, base: str, size_bytes: int, /) -> bool: ...
+
+
+class NodeLike(Protocol):
+    """What the rule reads of a node; `NodeOffer` says what each means."""
+
+    @property
+    def node(self) -> str: ...
+    @property
+    def devices(self) -> Sequence[DeviceLike]: ...
+    @property
+    def slots(self) -> int: ...
+    @property
+    def is_slot_per_device(self) -> bool: ...
+    @property
+    def slots_held(self) -> int: ...
+    @property
+    def ram_bytes(self) -> int | None: ...
+    @property
+    def ram_held_bytes(self) -> int: ...
+    @property
+    def cores(self) -> int | None: ...
+    @property
+    def cores_held(self) -> int: ...
+    @property
+    def jobs(self) -> int: ...
+    @property
+    def allow_jobs(self) -> Sequence[str]: ...
+    @property
+    def deny_jobs(self) -> Sequence[str]: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def closed(self) -> str: ...
+
+
+class UnfitReason(StrEnum):
+    """What keeps a job from a node or from one of its devices."""
+
+    CLOSED = "closed"
+    HOST = "host_not_allowed"
+    DENIED = "denied"
+    NOT_ALLOWED = "not_on_allow_list"
+    NO_DEVICE = "no_device"
+    FEW_DEVICES = "too_few_devices"
+    BACKEND = "other_backend"
+    TOO_SMALL = "too_small"
+    HELD = "held_alone"
+    IN_USE = "in_use"
+    DEVICE_SLOTS = "device_slots"
+    ROOM = "room"
+    RAM = "ram"
+    CORES = "cores"
+    SLOTS = "slots"
+
+
+class DevicePlacement(NamedTuple):
+    """One device for a job."""
+
+    at: int
+    """Its place among the node's devices."""
+    is_shared: bool
+    is_resident: bool
+    """The job's base is there already."""
+    score: float
+
+
+class Placement(NamedTuple):
+    """Where on a node a job would go, and how good that is. Without devices it runs on the CPU."""
+
+    devices: tuple[DevicePlacement, ...]
+    key: Key
+
+
+def choose(shape: Shape, node: NodeLike) -> Placement | None:
+    """Give the best way to start the job on this node now; nothing if there is none."""
+    if policy_block(shape, node) or ram_left(node) < shape.ram_bytes or cores_left(node) < shape.cores:
+        return None
+    on_devices = _on_devices(shape, node) if shape.takes_devices else None
+    on_cpu = _on_cpu(shape, node) if shape.takes_cpu else None
+    if on_devices is None or on_cpu is None:
+        return on_devices or on_cpu
+    return on_devices if on_devices.key >= on_cpu.key else on_cpu
+
+
+def policy_block(shape: Shape, node: NodeLike) -> UnfitReason | None:
+    """Say what forbids the job on this node, however much room there is. Deny beats allow."""
+    if node.closed:
+        return UnfitReason.CLOSED
+    if shape.allowed_hosts and node.node not in shape.allowed_hosts:
+        return UnfitReason.HOST
+    return list_block(shape, allow_jobs=node.allow_jobs, deny_jobs=node.deny_jobs)
+
+
+def list_block(shape: Shape, *, allow_jobs: Sequence[str], deny_jobs: Sequence[str]) -> UnfitReason | None:
+    """Say whether a node's lists forbid the job."""
+    if deny_jobs and not shape.words.isdisjoint(deny_jobs):
+        return UnfitReason.DENIED
+    if allow_jobs and shape.words.isdisjoint(allow_jobs):
+        return UnfitReason.NOT_ALLOWED
+    return None
+
+
+def device_block(shape: Shape, device: DeviceLike) -> UnfitReason | None:
+    """Say what keeps the job from this device now."""
+    return _block(shape, device, is_shared=shares(shape, device))
+
+
+def _block(shape: Shape, device: DeviceLike, *, is_shared: bool) -> UnfitReason | None:
+    if device.closed:
+        return UnfitReason.CLOSED
+    if device.backend is not shape.backend:
+        return UnfitReason.BACKEND
+    if shape.vram_bytes > (device.shared_bytes if is_shared else device.whole_bytes):
+        return UnfitReason.TOO_SMALL
+    if device.is_held:
+        return UnfitReason.HELD
+    return _sharing_block(shape, device) if is_shared else UnfitReason.IN_USE if device.jobs else None
+
+
+def _sharing_block(shape: Shape, device: DeviceLike) -> UnfitReason | None:
+    if device.slots is not None and device.jobs >= device.slots:
+        return UnfitReason.DEVICE_SLOTS
+    return None if needed_bytes(shape, device) <= room_bytes(device) else UnfitReason.ROOM
+
+
+def choose_device(shape: Shape, device: DeviceLike, at: int) -> DevicePlacement | None:
+    """Give what a job would have of one device, which is the node's at that place; nothing if it can't have it."""
+    is_shared = shares(shape, device)
+    if _block(shape, device, is_shared=is_shared) is not None:
+        return None
+    if not is_shared:
+        return DevicePlacement(at, False, False, alone_score(shape.vram_bytes, device.total_bytes, device.speed))
+    resident = is_resident(shape, device)
+    need = shape.increment_bytes if resident else shape.vram_bytes
+    return DevicePlacement(at, True, resident, shared_score(room_bytes(device), need, device.speed, device.jobs))
+
+
+def shares(shape: Shape, device: SharingSeen) -> bool:
+    """Say whether the job would share this device: somebody allows it, and its memory can be shared out.
+
+    A job of several devices shares none: its ranks go in step, and each would wait for a stranger on one of them.
+    """
+    if device.sharing is Sharing.NEVER or shape.device_count > 1:
+        return False
+    if not 0 < shape.vram_bytes <= device.usable_bytes:
+        return False
+    return shape.may_share or device.sharing is Sharing.ALWAYS
+
+
+def room_bytes(device: DeviceLike) -> int:
+    """Give what is left for jobs that share the device."""
+    return device.shared_bytes - device.promised_bytes
+
+
+def needed_bytes(shape: Shape, device: DeviceLike) -> int:
+    """Give what the job would be charged where it shares: only its increment if its base is there."""
+    return shape.increment_bytes if is_resident(shape, device) else shape.vram_bytes
+
+
+def is_resident(shape: Shape, device: DeviceLike) -> bool:
+    """Say whether the job's base model is on the device already."""
+    return bool(shape.base) and device.has_base(shape.base, shape.base_bytes)
+
+
+def ram_left(node: NodeLike) -> float:
+    """Give what jobs may still hold; endless where nobody knows."""
+    return inf if node.ram_bytes is None else max(0, node.ram_bytes - node.ram_held_bytes)
+
+
+def cores_left(node: NodeLike) -> float:
+    """Give how many cores are still free; endless where nobody knows."""
+    return inf if node.cores is None else max(0, node.cores - node.cores_held)
+
+
+def slices_left(node: NodeLike) -> float | None:
+    """Give what is left for jobs on the CPU; nothing if nobody knows."""
+    return slices_of(ram_left(node), cores_left(node))
+
+
+def slots_left(node: NodeLike) -> int:
+    """Give how many slots are free."""
+    return node.slots - node.slots_held
+
+
+def rank_of(shape: Shape, node: NodeLike, *, on_devices: bool, is_fitting: bool) -> Rank:
+    """Give what decides before the score."""
+    is_preferred = node.node in shape.preferred_hosts
+    return Rank(is_wished(shape, on_devices=on_devices), is_preferred, node.priority, is_fitting)
+
+
+def is_wished(shape: Shape, *, on_devices: bool) -> bool:
+    """Say whether this is where the job would rather be. The cost rule turns a preference round, no requirement."""
+    return shape.wish is not Wish.PREFER or on_devices is not shape.is_advised_against
+
+
+def _on_devices(shape: Shape, node: NodeLike) -> Placement | None:
+    slots = slots_left(node)
+    if slots < 1 and not node.is_slot_per_device:
+        return None
+    found: list[DevicePlacement] = []
+    for at, device in enumerate(node.devices):
+        # The answer to most, before the rule is asked why.
+        if not device.is_held:
+            choice = choose_device(shape, device, at)
+            if choice is not None:
+                found.append(choice)
+    if len(found) < shape.device_count:
+        return None
+    if len(found) > 1:
+        # Stable: among equals the first device.
+        found.sort(key=_by_residence_and_score)
+    chosen = _within_slots(found, node, slots, shape.device_count) if node.is_slot_per_device else found
+    chosen = chosen[: shape.device_count]
+    if len(chosen) < shape.device_count:
+        return None
+    is_fitting = all(one.is_resident for one in chosen)
+    # Ranks in step wait for the slowest.
+    score = min(one.score for one in chosen)
+    return Placement(tuple(chosen), Key(rank_of(shape, node, on_devices=True, is_fitting=is_fitting), score))
+
+
+def _by_residence_and_score(choice: DevicePlacement) -> tuple[bool, float]:
+    return not choice.is_resident, -choice.score
+
+
+def _within_slots(found: list[DevicePlacement], node: NodeLike, slots: int, count: int) -> list[DevicePlacement]:
+    """Take devices in order, those that are idle only while there are slots for them."""
+    chosen: list[DevicePlacement] = []
+    for one in found:
+        is_idle = not node.devices[one.at].jobs
+        if slots or not is_idle:
+            chosen.append(one)
+            slots -= is_idle
+        if len(chosen) == count:
+            break
+    return chosen
+
+
+def _on_cpu(shape: Shape, node: NodeLike) -> Placement | None:
+    if slots_left(node) < 1:
+        return None
+    score = cpu_score(slices_left(node), slices_needed(shape.ram_bytes, shape.cores), node.jobs)
+    return Placement((), Key(rank_of(shape, node, on_devices=False, is_fitting=not node.devices), score))

@@ -1,0 +1,236 @@
+"""Why a job can't start on a node or a device now: each thing that stands in its way, with both numbers.
+
+Every obstacle is one of the rule's own answers (`fit.UnfitReason`) as a sentence: none where the rule says yes, one or
+more where it says no. The order is system A's: may it be there at all, devices, RAM, cores, slots.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from stoker.model.devices import MIB
+from stoker.model.frozen import frozen
+from stoker.model.units import format_size
+from stoker.scheduler.fit import (
+    NodeLike,
+    UnfitReason,
+    choose,
+    cores_left,
+    device_block,
+    needed_bytes,
+    policy_block,
+    ram_left,
+    room_bytes,
+    shares,
+    slots_left,
+)
+from stoker.scheduler.lasting import why_unable
+from stoker.scheduler.offers import DeviceOffer, NodeOffer
+from stoker.scheduler.shapes import Shape
+
+
+@frozen
+class Obstacle:
+    """One thing in a job's way."""
+
+    code: UnfitReason
+    why: str
+    needed: int | None = None
+    """How much it needs, in bytes, cores, devices or slots; nothing where it is not about an amount."""
+    left: int | None = None
+    """How much there is for it now."""
+    device: str = ""
+    """The UUID, if it is about one device."""
+
+    @property
+    def missing(self) -> int | None:
+        return None if self.needed is None or self.left is None else max(0, self.needed - self.left)
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "code": str(self.code),
+            "why": self.why,
+            "needed": self.needed,
+            "left": self.left,
+            "missing": self.missing,
+            "device": self.device or None,
+        }
+
+
+def obstacles(shape: Shape, offer: NodeOffer) -> tuple[Obstacle, ...]:
+    """Give everything that keeps a job from starting on this node now; empty if it can."""
+    if choose(shape, offer) is not None:
+        return ()
+    found = [_policy(shape, offer)]
+    if not shape.takes_cpu:
+        found.append(_devices(shape, offer))
+    found += [_ram(shape, offer), _cores(shape, offer), _slots(shape, offer)]
+    return tuple(one for one in found if one is not None)
+
+
+def first_block(shape: Shape, node: NodeLike) -> UnfitReason:
+    """Name the first thing that keeps a job from starting on this node, where it can't: without any amounts."""
+    block = policy_block(shape, node)
+    if block is None and not shape.takes_cpu:
+        block = _devices_block(shape, node)
+    if block is None:
+        block = UnfitReason.RAM if ram_left(node) < shape.ram_bytes else None
+    return block or (UnfitReason.CORES if cores_left(node) < shape.cores else UnfitReason.SLOTS)
+
+
+def _devices_block(shape: Shape, node: NodeLike) -> UnfitReason | None:
+    of_backend = [device for device in node.devices if device.backend is shape.backend]
+    if not of_backend:
+        return UnfitReason.NO_DEVICE
+    blocks = [block for device in of_backend if (block := device_block(shape, device)) is not None]
+    if len(of_backend) - len(blocks) >= shape.device_count:
+        return None
+    return blocks[0] if shape.device_count == 1 else UnfitReason.FEW_DEVICES
+
+
+def device_obstacle(shape: Shape, device: DeviceOffer) -> Obstacle | None:
+    """Give what keeps a job from this device now."""
+    block = device_block(shape, device)
+    return None if block is None else _device(shape, device, block)
+
+
+def _policy(shape: Shape, offer: NodeOffer) -> Obstacle | None:
+    block = policy_block(shape, offer)
+    if block is None:
+        return None
+    whys = {
+        UnfitReason.CLOSED: f"takes no jobs: {offer.closed}",
+        UnfitReason.HOST: f"not one of the job's hosts ({_listed(shape.allowed_hosts)})",
+        UnfitReason.DENIED: why_unable(shape, offer) or f"denies {_listed(shape.words.intersection(offer.deny_jobs))}",
+        UnfitReason.NOT_ALLOWED: f"allows only {_listed(offer.allow_jobs)}",
+    }
+    return Obstacle(code=block, why=whys[block])
+
+
+def _devices(shape: Shape, offer: NodeOffer) -> Obstacle | None:
+    """Say what is wrong with the devices, apart from everything else."""
+    count, backend = shape.device_count, shape.backend
+    of_backend = [device for device in offer.devices if device.backend is backend]
+    if len(of_backend) < count:
+        code = UnfitReason.FEW_DEVICES if of_backend else UnfitReason.NO_DEVICE
+        has = f"has {len(of_backend)}" if of_backend else "has none"
+        why = f"needs {_count(count, f'{backend} device')}, {has}"
+        return Obstacle(code=code, why=why, needed=count, left=len(of_backend))
+    blocked = [one for device in of_backend if (one := device_obstacle(shape, device)) is not None]
+    fitting = len(of_backend) - len(blocked)
+    if fitting >= count:
+        return None
+    if count > 1:
+        why = f"needs {count} devices at once, {fitting} would do now"
+        return Obstacle(code=UnfitReason.FEW_DEVICES, why=why, needed=count, left=fitting)
+    return min(blocked, key=_distance)
+
+
+def _device(shape: Shape, device: DeviceOffer, block: UnfitReason) -> Obstacle:
+    match block:
+        case UnfitReason.CLOSED:
+            return Obstacle(code=block, why=f"takes no jobs: {device.closed}", device=device.uuid)
+        case UnfitReason.BACKEND:
+            return Obstacle(code=block, why=f"is {device.backend}, not {shape.backend}", device=device.uuid)
+        case UnfitReason.HELD:
+            return Obstacle(code=block, why=_held(device), device=device.uuid)
+        case UnfitReason.IN_USE:
+            doing = "is on it" if device.jobs == 1 else "are on it"
+            why = f"{_count(device.jobs, 'job')} {doing}, and this one would need it alone: {_why_alone(shape, device)}"
+            return Obstacle(code=block, why=why, device=device.uuid)
+        case UnfitReason.DEVICE_SLOTS:
+            most = device.slots or 0
+            why = f"all its slots are taken ({_count(device.jobs, 'job')})"
+            left = max(0, most - device.jobs)
+            return Obstacle(code=block, why=why, needed=1, left=left, device=device.uuid)
+        case _:
+            return _memory(shape, device, block)
+
+
+def _memory(shape: Shape, device: DeviceOffer, block: UnfitReason) -> Obstacle:
+    if block is UnfitReason.ROOM:
+        need, left = needed_bytes(shape, device), max(0, room_bytes(device))
+        bound, kind = device.shared_bytes, "usable" if device.shared_bytes == device.usable_bytes else "measured free"
+        needs, has, of = _sizes(need, left, bound)
+        held = f"{format_size(device.promised_bytes)} promised to {_count(device.jobs, 'job')}"
+        why = f"needs {needs}, {has} left of {of} {kind} ({held})"
+        return Obstacle(code=block, why=why, needed=need, left=left, device=device.uuid)
+    need, left = shape.vram_bytes, device.shared_bytes if shares(shape, device) else device.whole_bytes
+    needs, has, of = _sizes(need, left, device.total_bytes)
+    if left == device.total_bytes:
+        why = f"needs {needs}, has {has}"
+    elif device.free_bytes is not None:
+        why = f"needs {needs}, {has} of {of} measured free"
+    else:
+        why = f"needs {needs}, {has} of {of} may be counted on: the machine works in the same memory"
+    return Obstacle(code=block, why=why, needed=need, left=left, device=device.uuid)
+
+
+def _held(device: DeviceOffer) -> str:
+    promised = f" ({format_size(device.promised_bytes)} promised)" if device.promised_bytes else ""
+    return f"another job has it to itself{promised}"
+
+
+def _why_alone(shape: Shape, device: DeviceOffer) -> str:
+    if shape.device_count > 1:
+        return "a job of several devices shares none"
+    if not shape.vram_bytes:
+        return "it does not say how much memory it takes"
+    if shape.vram_bytes > device.usable_bytes:
+        return f"at most {format_size(device.usable_bytes)} of it are shared out"
+    return "neither it nor the node allows sharing"
+
+
+def _ram(shape: Shape, offer: NodeOffer) -> Obstacle | None:
+    left = ram_left(offer)
+    if left >= shape.ram_bytes or offer.ram_bytes is None:
+        return None
+    needs, has, of = _sizes(shape.ram_bytes, int(left), offer.ram_bytes)
+    why = f"needs {needs} RAM, {has} left of {of}"
+    return Obstacle(code=UnfitReason.RAM, why=why, needed=shape.ram_bytes, left=max(0, int(left)))
+
+
+def _cores(shape: Shape, offer: NodeOffer) -> Obstacle | None:
+    left = cores_left(offer)
+    if left >= shape.cores or offer.cores is None:
+        return None
+    why = f"needs {_count(shape.cores, 'core')}, {int(left)} left of {offer.cores}"
+    return Obstacle(code=UnfitReason.CORES, why=why, needed=shape.cores, left=max(0, int(left)))
+
+
+def _slots(shape: Shape, offer: NodeOffer) -> Obstacle | None:
+    left = max(0, slots_left(offer))
+    if shape.takes_cpu or not offer.is_slot_per_device:
+        if left:
+            return None
+        taken = "its slot is taken" if offer.slots == 1 else f"all {offer.slots} slots are taken"
+        return Obstacle(code=UnfitReason.SLOTS, why=f"{taken} ({_count(offer.jobs, 'job')})", needed=1, left=0)
+    # A slot for each device that would be in use; those that are in use already have theirs.
+    able = [device for device in offer.devices if device_block(shape, device) is None]
+    needed = shape.device_count - sum(1 for device in able if device.jobs)
+    if len(able) < shape.device_count or needed <= left:
+        return None
+    why = f"needs {_count(needed, 'slot')}, {left} left of {offer.slots} ({_count(offer.cpu_jobs, 'job')} on the CPU)"
+    return Obstacle(code=UnfitReason.SLOTS, why=why, needed=needed, left=left)
+
+
+def _distance(obstacle: Obstacle) -> tuple[float, bool]:
+    """Order obstacles of one job by how near they are to being none."""
+    if obstacle.missing is None or not obstacle.needed:
+        return inf, obstacle.code is UnfitReason.CLOSED
+    return obstacle.missing / obstacle.needed, False
+
+
+def _sizes(needed: int, left: int, whole: int) -> tuple[str, str, str]:
+    """Write sizes so that the larger one looks larger: in MiB where tenths of a GiB don't tell them apart."""
+    if format_size(needed) != format_size(left):
+        return format_size(needed), format_size(left), format_size(whole)
+    return f"{-(-needed // MIB)} MiB", f"{left // MIB} MiB", f"{whole // MIB} MiB"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _listed(names: object) -> str:
+    return ", ".join(sorted(names)) if isinstance(names, frozenset | set | tuple) else str(names)

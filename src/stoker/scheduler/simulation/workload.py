@@ -1,0 +1,185 @@
+"""Fleets and queues out of a mix and a seed: the same seed gives the same machines and the same jobs, everywhere.
+
+Only `Random.random()` is drawn from, whose values Python promises to keep from version to version.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from math import pow as pow_
+from random import Random
+
+from stoker.model.devices import MemoryType
+from stoker.model.frozen import frozen
+from stoker.model.nodes import Gpu, Node
+from stoker.model.requirements import Requirements, WantedJob, Wish
+from stoker.model.resources import GIB
+from stoker.scheduler.simulation.mixes import JobFamily, Mix, NodeKind, Range
+
+_SPREAD = 1.25
+"""A job takes between its shape's time divided and multiplied by this."""
+_FLATNESS = 0.6
+"""How unevenly jobs fall on the shapes of a family: the n-th is wanted 1 / n**flatness as often as the first."""
+_MIB_STEP = 64
+_TRIES = 100
+
+
+@frozen
+class JobShape:
+    """Jobs that ask for the same: what they ask, and how long one takes on a device of speed 1."""
+
+    wanted: WantedJob
+    expected_s: float
+    weight: float
+
+
+class Batch:
+    """A queue in the order of submission; columns instead of objects, since there may be millions."""
+
+    def __init__(self, shapes: Sequence[JobShape], *, makes_priorities: bool = True) -> None:
+        self.shapes = tuple(shapes)
+        self.has_priorities = makes_priorities
+        self.shape_of = array("H")
+        self.work_s = array("d")
+        """How long each takes on a device of speed 1."""
+        self.priority_of = array("i")
+
+    def __len__(self) -> int:
+        return len(self.shape_of)
+
+    def add(self, shape: int, work_s: float, priority: int = 0) -> None:
+        """Put a job at the end of the queue."""
+        self.shape_of.append(shape)
+        self.work_s.append(work_s)
+        self.priority_of.append(priority)
+
+
+def make_nodes(mix: Mix, count: int, seed: int) -> tuple[Node, ...]:
+    """Make a fleet: each kind as often as its share says, in an order drawn from the seed."""
+    counts = apportion([share for _, share in mix.kinds], count)
+    kinds = [kind for (kind, _), many in zip(mix.kinds, counts, strict=True) for _ in range(many)]
+    shuffle(kinds, _drawing("fleet", seed))
+    width = len(str(max(count - 1, 0)))
+    return tuple(_node(kind, f"{kind.name}-{number:0{width}d}") for number, kind in enumerate(kinds))
+
+
+def make_shapes(mix: Mix, count: int, seed: int) -> tuple[JobShape, ...]:
+    """Draw the shapes of a queue: of each family as many as its share says, one at least."""
+    random = _drawing("shapes", seed)
+    counts = [max(1, many) for many in apportion([family.share for family in mix.families], count)]
+    while sum(counts) > max(count, len(counts)):
+        counts[counts.index(max(counts))] -= 1
+    whole = sum(family.share for family in mix.families)
+    made: list[JobShape] = []
+    known: set[Requirements] = set()
+    for family, many in zip(mix.families, counts, strict=True):
+        parts = [(place + 1) ** -_FLATNESS for place in range(many)]
+        for part in parts:
+            wanted = WantedJob(name=f"shape-{len(made):03d}", requirements=_new_requirements(family, random, known))
+            expected_s = _between(family.minutes, random) * 60
+            weight = family.share / whole * part / sum(parts)
+            made.append(JobShape(wanted=wanted, expected_s=expected_s, weight=weight))
+    return tuple(made)
+
+
+def make_batch(mix: Mix, shapes: Sequence[JobShape], count: int, seed: int, *, is_equal: bool = False) -> Batch:
+    """Draw a queue of jobs; `is_equal` gives all the same priority."""
+    random = _drawing("jobs", seed).random
+    batch = Batch(shapes, makes_priorities=not is_equal)
+    limits = list(accumulate(shape.weight for shape in shapes))
+    last = len(shapes) - 1
+    priorities = [priority for priority, _ in mix.priorities]
+    priority_limits = list(accumulate(share for _, share in mix.priorities))
+    for _ in range(count):
+        shape = min(last, bisect_right(limits, random() * limits[-1]))
+        work_s = round(shapes[shape].expected_s * pow_(_SPREAD, 2 * random() - 1), 3)
+        drawn = random()
+        priority = 0 if is_equal else priorities[bisect_right(priority_limits, drawn * priority_limits[-1])]
+        batch.add(shape, work_s, priority)
+    return batch
+
+
+def apportion(shares: Sequence[float], count: int) -> list[int]:
+    """Divide a whole number by shares: rounded down, what is left to those that lost most."""
+    whole = sum(shares)
+    exact = [count * share / whole for share in shares]
+    counts = [int(part) for part in exact]
+    by_loss = sorted(range(len(shares)), key=lambda place: (counts[place] - exact[place], place))
+    for place in by_loss[: count - sum(counts)]:
+        counts[place] += 1
+    return counts
+
+
+def shuffle(things: list[NodeKind], random: Random) -> None:
+    """Put things into an order drawn evenly from all orders."""
+    for place in range(len(things) - 1, 0, -1):
+        other = int(random.random() * (place + 1))
+        things[place], things[other] = things[other], things[place]
+
+
+def _drawing(what: str, seed: int) -> Random:
+    return Random(f"{what} {seed}")  # noqa: S311 - to be had again is what it is for
+
+
+def _node(kind: NodeKind, name: str) -> Node:
+    memory_type = MemoryType.UNIFIED if kind.is_unified else MemoryType.DISCRETE
+    types = [(type_, vram_mb) for type_, vram_mb, count in kind.gpus for _ in range(count)]
+    return Node(
+        name=name,
+        host=name,
+        gpus=tuple(
+            Gpu(uuid=f"GPU-{name}-{index}", type=type_, vram_mb=vram_mb, memory_type=memory_type)
+            for index, (type_, vram_mb) in enumerate(types)
+        ),
+        max_adapters=kind.slots if kind.shares else 1,
+        cpu_cores=kind.cores,
+        ram_mb=kind.ram_gib * 1024,
+        slots=kind.slots,
+        shares_devices=kind.shares,
+    )
+
+
+def _new_requirements(family: JobFamily, random: Random, known: set[Requirements]) -> Requirements:
+    """Draw until it is one that nobody has yet; narrow ranges may have no more."""
+    drawn = _requirements(family, random)
+    for _ in range(_TRIES):
+        if drawn not in known:
+            break
+        drawn = _requirements(family, random)
+    known.add(drawn)
+    return drawn
+
+
+def _requirements(family: JobFamily, random: Random) -> Requirements:
+    base = 1 + int(random.random() * family.bases) if family.bases else 0
+    # Every adapter of a base agrees on the base's size.
+    base_bytes = _mib(_between(family.base_gib, _drawing("base", base))) if base else 0
+    is_on_device = family.wish is not Wish.NEVER
+    return Requirements(
+        wish=family.wish,
+        device_count=_one_of(family.devices, random) if is_on_device else 1,
+        vram_bytes=base_bytes + _mib(_between(family.vram_gib, random)) if is_on_device else 0,
+        ram_bytes=_mib(_between(family.ram_gib, random)),
+        cores=_one_of(family.cores, random),
+        may_share=family.may_share,
+        base=f"base-{base}" if base else "",
+        base_bytes=base_bytes,
+    )
+
+
+def _between(range_: Range, random: Random) -> float:
+    low, high = range_
+    return low * pow_(high / low, random.random())
+
+
+def _one_of(values: Sequence[int], random: Random) -> int:
+    return values[int(random.random() * len(values))]
+
+
+def _mib(gib: float) -> int:
+    """Give bytes in steps that people would write."""
+    step = _MIB_STEP * 1024**2
+    return max(1, int(gib * GIB / step)) * step
