@@ -24,10 +24,10 @@ from heapq import heappop, heappush
 from stoker.model.devices import MemoryType
 from stoker.model.nodes import Gpu, Node
 from stoker.model.requirements import Requirements, Wish
-from stoker.scheduler.alike import node_types_of
 from stoker.scheduler.lineup import Lineup
 from stoker.scheduler.node_index import NodeIndex, PlacedJob
 from stoker.scheduler.offers import NodeOffer
+from stoker.scheduler.shapes import node_types_of
 from stoker.scheduler.simulation.workload import Batch
 
 CPU_FACTOR = 0.01

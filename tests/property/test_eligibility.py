@@ -11,9 +11,9 @@ from stoker.model.capability import Capability
 from stoker.model.devices import MIB, Backend, Device, MemoryType
 from stoker.model.nodes import Gpu, Node
 from stoker.model.requirements import Requirements, WantedJob, Wish
-from stoker.scheduler.declared import agree, node_of
 from stoker.scheduler.eligibility import can_run
 from stoker.scheduler.fit import choose
+from stoker.scheduler.offers import agree, node_of
 from stoker.scheduler.shapes import shape_of
 from tests.unit.hardware.machines import NO, UNKNOWN, YES, capability, device
 

@@ -20,10 +20,9 @@ from stoker.model.frozen import changed
 from stoker.model.nodes import Gpu, Node
 from stoker.model.requirements import Requirements, WantedJob, Wish
 from stoker.model.resources import GIB
-from stoker.scheduler.alike import idle
 from stoker.scheduler.fit import choose, cores_left, device_block, ram_left, slots_left
 from stoker.scheduler.offers import DeviceOffer, NodeOffer, ResidentBase
-from stoker.scheduler.shapes import Shape, shape_of
+from stoker.scheduler.shapes import Shape, idle, shape_of
 from stoker.wire.leasing import Measured
 
 NAMES = ("a", "b", "c")

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from stoker.model.nodes import Gpu, Node
 from stoker.model.requirements import Requirements, WantedJob, Wish
 from stoker.model.resources import GIB
-from stoker.scheduler.alike import node_types_of
 from stoker.scheduler.offers import offer_of
-from stoker.scheduler.shapes import shape_of
+from stoker.scheduler.shapes import node_types_of, shape_of
 from stoker.scheduler.simulation.bound import lower_bound
 from stoker.scheduler.simulation.workload import Batch, JobShape
 from stoker.scheduler.worth import ways_of

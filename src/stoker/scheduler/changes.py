@@ -1,12 +1,13 @@
-"""What would change a no into a yes, each proposal tried out by the rule itself before it is told.
+"""What would let a job start: changes that start it now, and what the fleet could take at its best.
 
-A proposal changes the job (less memory, fewer devices, sharing, the CPU) or a node (sharing, a slot, its lists). It is
-made from what is left on a node, rounded to what will be shown, and kept only if `fit.choose` then says yes.
+A change concerns the job (less memory, fewer devices, sharing, the CPU) or a node (sharing, a slot, its lists). It is
+computed from what is left on a node, rounded to what is shown, and kept only if `fit.choose` then finds a placement.
+At its best a node has no jobs, nothing is closed, and other programs hold no device memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from enum import StrEnum
 
 from stoker.model.devices import MIB
@@ -14,14 +15,16 @@ from stoker.model.frozen import changed, frozen
 from stoker.model.requirements import Wish
 from stoker.model.resources import GIB
 from stoker.model.units import format_size
-from stoker.scheduler.fit import choose, cores_left, ram_left, room_bytes, shares
-from stoker.scheduler.lasting import why_unable
+from stoker.scheduler.fit import choose, cores_left, is_resident, policy_block, ram_left, room_bytes, shares
 from stoker.scheduler.offers import DeviceOffer, NodeOffer, Sharing
-from stoker.scheduler.shapes import Shape
+from stoker.scheduler.reasons import why_unable
+from stoker.scheduler.shapes import Shape, idle
+
+_MOST_NAMED = 3
 
 
 class What(StrEnum):
-    """What would be changed. The first ones are amounts: less of them is asked for."""
+    """What would be changed. The first ones are amounts: the job would require less of them."""
 
     VRAM = "min_vram"
     RAM = "min_ram"
@@ -38,15 +41,15 @@ class What(StrEnum):
 
 @frozen
 class Change:
-    """One change after which the job would start, the rule says."""
+    """One change after which the job would start."""
 
     what: What
     node: str
     """Where it would start."""
     text: str
-    """What has to be so, to be read after “starts now if”."""
+    """The condition, as it continues “starts now if”."""
     relative: float | None = None
-    """How much less of an amount is asked for, as a part of it; nothing where it is not about an amount."""
+    """How much less of an amount is required, as a part of it; `None` if the change is not an amount."""
     shape: Shape
     """The job as it would be."""
     offer: NodeOffer
@@ -57,52 +60,91 @@ class Change:
 
 
 def changes_on(shape: Shape, offer: NodeOffer) -> list[Change]:
-    """Give every single change that would start the job on this node; if none is enough, all amounts at once."""
+    """Return every single change that would start the job on this node; if none does, all amounts at once."""
     return _changes(shape, offer, frozenset())
 
 
 def changes_over(shape: Shape, offers: Iterable[NodeOffer]) -> list[Change]:
-    """Give what `changes_on` gives for these nodes, less what `best_of_each` and `nearest` would pass over."""
+    """Return the changes of all these nodes, without those that `best_of_each` and `nearest` would skip."""
     found: list[Change] = []
     known: set[What] = set()
     for offer in offers:
         true = _changes(shape, offer, known)
-        # Of a change that is not about an amount the first one counts.
+        # Of changes that are no amounts only the first counts.
         known.update(change.what for change in true if change.relative is None)
         found += true
     return found
 
 
-def _changes(shape: Shape, offer: NodeOffer, known: Collection[What]) -> list[Change]:
-    true = [change for what, make in _MAKERS if what not in known for change in _true(make(shape, offer))]
-    several = [] if true else list(_true(_all_amounts(shape, offer)))
-    if several and any(True for what, make in _MAKERS if what in known for _ in _true(make(shape, offer))):
-        return []
-    return true or several
-
-
-def _true(proposed: Iterable[Change | None]) -> Iterator[Change]:
-    return (change for change in proposed if change is not None and is_true(change))
-
-
 def is_true(change: Change) -> bool:
-    """Ask the rule."""
+    """Return True if the job would start after the change."""
     return choose(change.shape, change.offer) is not None
 
 
 def nearest(found: Iterable[Change]) -> Change | None:
-    """Give the smallest change: of amounts the smallest part, and any amount before anything else."""
+    """Return the smallest change: any amount before all others, and of amounts the smallest part."""
     return min(found, key=lambda one: (one.relative is None, one.relative or 0.0), default=None)
 
 
 def best_of_each(found: Iterable[Change]) -> list[Change]:
-    """Keep of every kind of change the smallest, of those about a node the first."""
+    """Return the smallest change of every kind; of changes of nodes the first."""
     kept: dict[What, Change] = {}
     for change in found:
         known = kept.get(change.what)
         if known is None or (change.relative or 0.0) < (known.relative or 0.0):
             kept[change.what] = change
     return [kept[what] for what in What if what in kept]
+
+
+def shown_bytes(size_bytes: int) -> int:
+    """Round down to the precision of texts, so that they are true: tenths of a GiB, whole MiB below 1 GiB."""
+    if size_bytes < GIB:
+        return max(0, size_bytes) // MIB * MIB
+    for tenths in (size_bytes * 10 // GIB, size_bytes * 10 // GIB - 1):
+        # 20.3 GiB in a job reserves the next whole MiB.
+        written = -(-tenths * GIB // (10 * MIB)) * MIB
+        if written <= size_bytes:
+            return written
+    return size_bytes // GIB * GIB
+
+
+def at_best(offer: NodeOffer) -> NodeOffer:
+    """Return a node at its best. Measured RAM stays as measured."""
+    free = idle(offer)
+    return changed(free, devices=tuple(_device_at_best(device) for device in free.devices), closed="")
+
+
+def why_never(shape: Shape, offers: Sequence[NodeOffer]) -> str:
+    """Return why no node could take the job at its best, by the largest amounts in the fleet."""
+    if not offers:
+        return "there are no machines"
+    allowed = [offer for offer in offers if policy_block(shape, offer) is None]
+    if not allowed:
+        hosts = ", ".join(sorted(shape.allowed_hosts))
+        known = any(offer.node in shape.allowed_hosts for offer in offers)
+        if shape.allowed_hosts and not known:
+            return f"none of its allowed hosts is on this fleet ({hosts})"
+        unable = {offer.node: why for offer in offers if (why := why_unable(shape, offer))}
+        if unable:
+            text = "; ".join(f"{node}: {why}" for node, why in list(unable.items())[:_MOST_NAMED])
+            return text if len(unable) <= _MOST_NAMED else f"{text} and {len(unable) - _MOST_NAMED} more"
+        return "no machine's lists and the job's hosts allow it"
+    why = (_lacks_devices(shape, allowed) if shape.wish is Wish.REQUIRE else "") or _lacks_capacity(shape, allowed)
+    if len(allowed) == len(offers):
+        return why
+    return f"{why}; lists or hosts keep it from {len(offers) - len(allowed)} of {len(offers)} machines"
+
+
+def _changes(shape: Shape, offer: NodeOffer, known: Collection[What]) -> list[Change]:
+    true = [change for what, make in _PROPOSALS if what not in known for change in _true(make(shape, offer))]
+    several = [] if true else list(_true(_all_amounts(shape, offer)))
+    if several and any(True for what, make in _PROPOSALS if what in known for _ in _true(make(shape, offer))):
+        return []
+    return true or several
+
+
+def _true(proposed: Iterable[Change | None]) -> Iterator[Change]:
+    return (change for change in proposed if change is not None and is_true(change))
 
 
 def _less_vram(shape: Shape, offer: NodeOffer) -> Iterator[Change | None]:
@@ -138,7 +180,7 @@ def _all_amounts(shape: Shape, offer: NodeOffer) -> Iterator[Change]:
 
 
 def _amount(what: What, shape: Shape, offer: NodeOffer, **less: int) -> Change | None:
-    """Propose to ask for less of something."""
+    """Return the change to require less of something."""
     if any(amount < (1 if name == "vram_bytes" else 0) for name, amount in less.items()):
         return None
     parts = [_amount_text(name, amount) for name, amount in less.items()]
@@ -155,7 +197,7 @@ def _amount_text(name: str, amount: int) -> str:
 
 
 def _most_vram(shape: Shape, offer: NodeOffer) -> int | None:
-    """Give the most memory per device that this node could give now, if that is less than what is asked for."""
+    """Return the most memory per device that this node has for the job now, if that is less than required."""
     able = sorted((_device_vram(shape, device) for device in offer.devices), reverse=True)
     if not shape.takes_devices or len(able) < shape.device_count:
         return None
@@ -164,16 +206,15 @@ def _most_vram(shape: Shape, offer: NodeOffer) -> int | None:
 
 
 def _device_vram(shape: Shape, device: DeviceOffer) -> int:
-    """Give how much of a device a job like this one could have now."""
+    """Return how much of a device a job like this one could have now."""
     if device.closed or device.backend is not shape.backend or device.is_held:
         return 0
     if not device.jobs:
         return device.whole_bytes
-    # A job that asks for so little that it would share.
+    # With so little memory that it may be shared.
     if not shares(changed(shape, vram_bytes=MIB), device):
         return 0
-    is_resident = bool(shape.base) and device.has_base(shape.base, shape.base_bytes)
-    return max(0, room_bytes(device) + (shape.base_bytes if is_resident else 0))
+    return max(0, room_bytes(device) + (shape.base_bytes if is_resident(shape, device) else 0))
 
 
 def _fewer_devices(shape: Shape, offer: NodeOffer) -> Iterator[Change | None]:
@@ -194,7 +235,7 @@ def _job_shares(shape: Shape, offer: NodeOffer) -> Iterator[Change | None]:
 
 
 def _node_shares(shape: Shape, offer: NodeOffer) -> Iterator[Change | None]:
-    """Propose that all jobs on the node's devices share them, each within what it was promised."""
+    """Return the change that all jobs on the node's devices share them, each within its reservation."""
     if shape.takes_devices and any(device.is_held for device in offer.devices):
         shared = changed(offer, devices=tuple(_shared(device) for device in offer.devices))
         text = f"jobs may share {offer.node}{_room_text(shape, shared)}"
@@ -202,13 +243,13 @@ def _node_shares(shape: Shape, offer: NodeOffer) -> Iterator[Change | None]:
 
 
 def _shared(device: DeviceOffer) -> DeviceOffer:
-    # Who declared nothing may take everything, and shares with nobody.
+    # A job that declared no memory may take all of it, so its device can't be shared.
     is_held = device.is_held and not device.promised_bytes
     return changed(device, sharing=Sharing.ALWAYS, is_held=is_held)
 
 
 def _room_text(shape: Shape, offer: NodeOffer) -> str:
-    """Say how much would be left on the device that the job would share."""
+    """Return text on how much would be left on the device that the job would share."""
     choice = choose(shape, offer)
     if choice is None or not choice.devices or not choice.devices[0].is_shared:
         return ""
@@ -252,7 +293,53 @@ def _other_lists(shape: Shape, offer: NodeOffer) -> Iterator[Change | None]:
     yield Change(what=What.LISTS, node=offer.node, text=" and ".join(parts), shape=shape, offer=allowing)
 
 
-_MAKERS: tuple[tuple[What, Callable[[Shape, NodeOffer], Iterable[Change | None]]], ...] = (
+def _shown(size_bytes: int) -> str:
+    return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB else f"{size_bytes // MIB} MiB"
+
+
+def _device_at_best(device: DeviceOffer) -> DeviceOffer:
+    unmeasured = changed(device, free_bytes=None, closed="")
+    # On a unified device more may be measured free than counts without a measurement.
+    is_more = device.free_bytes is not None and device.whole_bytes > unmeasured.whole_bytes
+    return changed(device, closed="") if is_more else unmeasured
+
+
+def _lacks_devices(shape: Shape, offers: Sequence[NodeOffer]) -> str:
+    by_node = [
+        sorted(
+            (_most_bytes(shape, device) for device in offer.devices if device.backend is shape.backend), reverse=True
+        )
+        for offer in offers
+    ]
+    largest = max((sizes[0] for sizes in by_node if sizes), default=None)
+    if largest is None:
+        return f"needs a {shape.backend} device, no machine has one"
+    if largest < shape.vram_bytes:
+        return f"needs {format_size(shape.vram_bytes)}, the largest device has {format_size(largest)}"
+    count = shape.device_count
+    most = max(len(sizes) for sizes in by_node)
+    if most < count:
+        return f"needs {count} devices on one machine, none has more than {most}"
+    if not any(len(sizes) >= count and sizes[count - 1] >= shape.vram_bytes for sizes in by_node):
+        return f"needs {count} devices of {format_size(shape.vram_bytes)} on one machine, none has so many"
+    return ""
+
+
+def _most_bytes(shape: Shape, device: DeviceOffer) -> int:
+    return device.shared_bytes if shares(shape, device) else device.whole_bytes
+
+
+def _lacks_capacity(shape: Shape, offers: Sequence[NodeOffer]) -> str:
+    ram = max((offer.ram_bytes for offer in offers if offer.ram_bytes is not None), default=0)
+    if all(offer.ram_bytes is not None and offer.ram_bytes < shape.ram_bytes for offer in offers):
+        return f"needs {format_size(shape.ram_bytes)} RAM, the largest machine has {format_size(ram)}"
+    cores = max((offer.cores for offer in offers if offer.cores is not None), default=0)
+    if all(offer.cores is not None and offer.cores < shape.cores for offer in offers):
+        return f"needs {shape.cores} cores, no machine has more than {cores}"
+    return "no single machine has all of it: each lacks something"
+
+
+_PROPOSALS: tuple[tuple[What, Callable[[Shape, NodeOffer], Iterable[Change | None]]], ...] = (
     (What.VRAM, _less_vram),
     (What.RAM, _less_ram),
     (What.CORES, _fewer_cores),
@@ -264,19 +351,3 @@ _MAKERS: tuple[tuple[What, Callable[[Shape, NodeOffer], Iterable[Change | None]]
     (What.HOSTS, _other_hosts),
     (What.LISTS, _other_lists),
 )
-
-
-def shown_bytes(size_bytes: int) -> int:
-    """Round down to what people are shown, so that what they read is true: tenths of a GiB, below one whole MiB."""
-    if size_bytes < GIB:
-        return max(0, size_bytes) // MIB * MIB
-    for tenths in (size_bytes * 10 // GIB, size_bytes * 10 // GIB - 1):
-        # Whoever writes 20.3 GiB is charged the next whole MiB.
-        written = -(-tenths * GIB // (10 * MIB)) * MIB
-        if written <= size_bytes:
-            return written
-    return size_bytes // GIB * GIB
-
-
-def _shown(size_bytes: int) -> str:
-    return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB else f"{size_bytes // MIB} MiB"

@@ -13,9 +13,8 @@ from stoker.model.frozen import frozen
 from stoker.model.requirements import Requirements, WantedJob, Wish
 from stoker.model.resources import GIB
 from stoker.model.units import format_size
-from stoker.scheduler.declared import agree
 from stoker.scheduler.fit import cores_left, device_block, ram_left
-from stoker.scheduler.offers import DeviceOffer, NodeOffer
+from stoker.scheduler.offers import DeviceOffer, NodeOffer, agree
 from stoker.scheduler.shapes import Shape, shape_of
 
 _UNMEASURED = "nobody could say how much RAM is available"

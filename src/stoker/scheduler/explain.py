@@ -9,16 +9,13 @@ from collections.abc import Mapping, Sequence
 
 from stoker.model.frozen import changed, frozen
 from stoker.model.requirements import WantedJob, Wish
-from stoker.scheduler.changes import Change, best_of_each, changes_over, nearest
-from stoker.scheduler.cost import Advice, CostRule
+from stoker.scheduler.changes import Change, best_of_each, changes_over, nearest, why_never
 from stoker.scheduler.fit import Placement, choose, choose_device
 from stoker.scheduler.grouping import Group, Groups
-from stoker.scheduler.lasting import why_never
 from stoker.scheduler.offers import DeviceOffer, NodeOffer
-from stoker.scheduler.reasons import Obstacle, device_obstacle, obstacles
-from stoker.scheduler.score import Rank
+from stoker.scheduler.reasons import Obstacle, Term, cpu_terms, device_obstacle, device_terms, obstacles
+from stoker.scheduler.score import Advice, CostRule, Rank
 from stoker.scheduler.shapes import Shape, shape_of
-from stoker.scheduler.terms import Term, cpu_terms, device_terms
 
 
 @frozen

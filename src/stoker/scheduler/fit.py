@@ -1,10 +1,11 @@
-"""THE rule: may a job of this shape start on this node now, and on which of its devices?
+"""The one rule of placement: may a job of this shape start on this node now, and on which of its devices?
 
-Every question about room ends here: the board's search only says which node to ask, explanations name what this rule
-found, and "starts now if" is this rule asked again. It reads an `NodeOffer`, or anything that looks like one.
+Every decision about free capacity is made here: the node index only finds the node to check, explanations name what
+this rule found, and "starts now if" applies this rule to a changed job or node. It reads a `NodeOffer`, or anything
+that has the same fields.
 
-A device is had alone unless the job or the node allows sharing, and the job says how much memory it takes, and that
-much may be shared out at all. Memory is counted per device, never summed.
+A job has a device alone unless the job or the node allows sharing, the job declares its memory, and that much of the
+device may be shared. Memory is counted per device, never summed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from stoker.scheduler.shapes import Shape
 
 
 class SharingSeen(Protocol):
-    """What decides whether a device is shared."""
+    """The fields that decide whether a device is shared."""
 
     @property
     def usable_bytes(self) -> int: ...
@@ -31,7 +32,7 @@ class SharingSeen(Protocol):
 
 
 class DeviceLike(SharingSeen, Protocol):
-    """What the rule reads of a device; `DeviceOffer` says what each means."""
+    """The fields of a device that the rule reads; `DeviceOffer` documents them."""
 
     @property
     def backend(self) -> Backend: ...
@@ -58,7 +59,7 @@ class DeviceLike(SharingSeen, Protocol):
 
 
 class NodeLike(Protocol):
-    """What the rule reads of a node; `NodeOffer` says what each means."""
+    """The fields of a node that the rule reads; `NodeOffer` documents them."""
 
     @property
     def node(self) -> str: ...
@@ -91,7 +92,7 @@ class NodeLike(Protocol):
 
 
 class UnfitReason(StrEnum):
-    """What keeps a job from a node or from one of its devices."""
+    """Why a job can't start on a node or on one of its devices."""
 
     CLOSED = "closed"
     HOST = "host_not_allowed"
@@ -114,7 +115,7 @@ class DevicePlacement(NamedTuple):
     """One device for a job."""
 
     at: int
-    """Its place among the node's devices."""
+    """Its index among the node's devices."""
     is_shared: bool
     is_resident: bool
     """The job's base is there already."""
@@ -122,14 +123,14 @@ class DevicePlacement(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """Where on a node a job would go, and how good that is. Without devices it runs on the CPU."""
+    """What a job would get on a node, and how good that is. Without devices it runs on the CPU."""
 
     devices: tuple[DevicePlacement, ...]
     key: Key
 
 
 def choose(shape: Shape, node: NodeLike) -> Placement | None:
-    """Give the best way to start the job on this node now; nothing if there is none."""
+    """Return the best placement of the job on this node now; `None` if it does not fit."""
     if policy_block(shape, node) or ram_left(node) < shape.ram_bytes or cores_left(node) < shape.cores:
         return None
     on_devices = _on_devices(shape, node) if shape.takes_devices else None
@@ -140,7 +141,7 @@ def choose(shape: Shape, node: NodeLike) -> Placement | None:
 
 
 def policy_block(shape: Shape, node: NodeLike) -> UnfitReason | None:
-    """Say what forbids the job on this node, however much room there is. Deny beats allow."""
+    """Return what forbids the job on this node whatever its free capacity. Deny beats allow."""
     if node.closed:
         return UnfitReason.CLOSED
     if shape.allowed_hosts and node.node not in shape.allowed_hosts:
@@ -149,7 +150,7 @@ def policy_block(shape: Shape, node: NodeLike) -> UnfitReason | None:
 
 
 def list_block(shape: Shape, *, allow_jobs: Sequence[str], deny_jobs: Sequence[str]) -> UnfitReason | None:
-    """Say whether a node's lists forbid the job."""
+    """Return what forbids the job in the lists of a node."""
     if deny_jobs and not shape.words.isdisjoint(deny_jobs):
         return UnfitReason.DENIED
     if allow_jobs and shape.words.isdisjoint(allow_jobs):
@@ -158,7 +159,7 @@ def list_block(shape: Shape, *, allow_jobs: Sequence[str], deny_jobs: Sequence[s
 
 
 def device_block(shape: Shape, device: DeviceLike) -> UnfitReason | None:
-    """Say what keeps the job from this device now."""
+    """Return why the job can't use this device now."""
     return _block(shape, device, is_shared=shares(shape, device))
 
 
@@ -181,7 +182,7 @@ def _sharing_block(shape: Shape, device: DeviceLike) -> UnfitReason | None:
 
 
 def choose_device(shape: Shape, device: DeviceLike, at: int) -> DevicePlacement | None:
-    """Give what a job would have of one device, which is the node's at that place; nothing if it can't have it."""
+    """Return the placement on one device, which has the index `at` on its node; `None` if it does not fit."""
     is_shared = shares(shape, device)
     if _block(shape, device, is_shared=is_shared) is not None:
         return None
@@ -193,9 +194,9 @@ def choose_device(shape: Shape, device: DeviceLike, at: int) -> DevicePlacement 
 
 
 def shares(shape: Shape, device: SharingSeen) -> bool:
-    """Say whether the job would share this device: somebody allows it, and its memory can be shared out.
+    """Return True if the job would share this device: the job or the node allows it, and its memory may be shared.
 
-    A job of several devices shares none: its ranks go in step, and each would wait for a stranger on one of them.
+    A job of several devices shares none: its ranks go in step, and all would wait for the rank on a shared device.
     """
     if device.sharing is Sharing.NEVER or shape.device_count > 1:
         return False
@@ -205,48 +206,48 @@ def shares(shape: Shape, device: SharingSeen) -> bool:
 
 
 def room_bytes(device: DeviceLike) -> int:
-    """Give what is left for jobs that share the device."""
+    """Return what is left for jobs that share the device."""
     return device.shared_bytes - device.promised_bytes
 
 
 def needed_bytes(shape: Shape, device: DeviceLike) -> int:
-    """Give what the job would be charged where it shares: only its increment if its base is there."""
+    """Return what the job would reserve on a shared device: only its increment if its base is there."""
     return shape.increment_bytes if is_resident(shape, device) else shape.vram_bytes
 
 
 def is_resident(shape: Shape, device: DeviceLike) -> bool:
-    """Say whether the job's base model is on the device already."""
+    """Return True if the job's base model is on the device already."""
     return bool(shape.base) and device.has_base(shape.base, shape.base_bytes)
 
 
 def ram_left(node: NodeLike) -> float:
-    """Give what jobs may still hold; endless where nobody knows."""
+    """Return the RAM that jobs may still reserve; infinite if unknown."""
     return inf if node.ram_bytes is None else max(0, node.ram_bytes - node.ram_held_bytes)
 
 
 def cores_left(node: NodeLike) -> float:
-    """Give how many cores are still free; endless where nobody knows."""
+    """Return the number of free cores; infinite if unknown."""
     return inf if node.cores is None else max(0, node.cores - node.cores_held)
 
 
 def slices_left(node: NodeLike) -> float | None:
-    """Give what is left for jobs on the CPU; nothing if nobody knows."""
+    """Return what is left for jobs on the CPU, in slices; `None` if unknown."""
     return slices_of(ram_left(node), cores_left(node))
 
 
 def slots_left(node: NodeLike) -> int:
-    """Give how many slots are free."""
+    """Return the number of free slots."""
     return node.slots - node.slots_held
 
 
 def rank_of(shape: Shape, node: NodeLike, *, on_devices: bool, is_fitting: bool) -> Rank:
-    """Give what decides before the score."""
+    """Return what is compared before the score."""
     is_preferred = node.node in shape.preferred_hosts
     return Rank(is_wished(shape, on_devices=on_devices), is_preferred, node.priority, is_fitting)
 
 
 def is_wished(shape: Shape, *, on_devices: bool) -> bool:
-    """Say whether this is where the job would rather be. The cost rule turns a preference round, no requirement."""
+    """Return True if the job prefers this kind of place. The cost rule reverses a preference, never a requirement."""
     return shape.wish is not Wish.PREFER or on_devices is not shape.is_advised_against
 
 
@@ -256,7 +257,7 @@ def _on_devices(shape: Shape, node: NodeLike) -> Placement | None:
         return None
     found: list[DevicePlacement] = []
     for at, device in enumerate(node.devices):
-        # The answer to most, before the rule is asked why.
+        # Most devices of a busy node; checked here to save the call.
         if not device.is_held:
             choice = choose_device(shape, device, at)
             if choice is not None:
@@ -281,7 +282,7 @@ def _by_residence_and_score(choice: DevicePlacement) -> tuple[bool, float]:
 
 
 def _within_slots(found: list[DevicePlacement], node: NodeLike, slots: int, count: int) -> list[DevicePlacement]:
-    """Take devices in order, those that are idle only while there are slots for them."""
+    """Return devices in order; idle ones only while slots are left for them."""
     chosen: list[DevicePlacement] = []
     for one in found:
         is_idle = not node.devices[one.at].jobs

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from stoker.scheduler.lasting import at_best
+from stoker.scheduler.changes import at_best
 from stoker.scheduler.offers import DeviceOffer, NodeOffer
 
 _MOST_KNOWN = 20_000

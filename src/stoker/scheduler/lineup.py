@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 from stoker.model.frozen import changed
 from stoker.model.requirements import WantedJob, Wish
-from stoker.scheduler.alike import NodeType
 from stoker.scheduler.node_index import NodeIndex
-from stoker.scheduler.shapes import Shape
-from stoker.scheduler.speeds import CPU_SPEED
+from stoker.scheduler.score import CPU_SPEED
+from stoker.scheduler.shapes import NodeType, Shape
 from stoker.scheduler.worth import Way, ways_of
 
 

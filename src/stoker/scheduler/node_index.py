@@ -19,17 +19,14 @@ from typing import NamedTuple
 
 from stoker.model.errors import Bug
 from stoker.model.requirements import WantedJob
-from stoker.scheduler.alike import idle
-from stoker.scheduler.cost import CostRule
 from stoker.scheduler.fit import DevicePlacement, Placement, choose
 from stoker.scheduler.layout import Home, Layout
-from stoker.scheduler.measured import MeasuredNode
 from stoker.scheduler.node_state import NodeUsage
-from stoker.scheduler.offers import NodeOffer
+from stoker.scheduler.offers import MeasuredNode, NodeOffer
 from stoker.scheduler.routes import ShapeRoutes
-from stoker.scheduler.score import Key, Rank
+from stoker.scheduler.score import CostRule, Key, Rank
 from stoker.scheduler.search import best_node, choose_on
-from stoker.scheduler.shapes import Shape, shape_of
+from stoker.scheduler.shapes import Shape, idle, shape_of
 
 
 class PlacedJob(NamedTuple):

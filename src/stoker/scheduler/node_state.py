@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from stoker.model.frozen import changed
 from stoker.scheduler.fit import Placement
-from stoker.scheduler.measured import MeasuredNode
-from stoker.scheduler.offers import DeviceOffer, NodeOffer, ResidentBase, ResidentProcess
+from stoker.scheduler.offers import DeviceOffer, MeasuredNode, NodeOffer, ResidentBase, ResidentProcess
 from stoker.scheduler.shapes import Shape
 
 

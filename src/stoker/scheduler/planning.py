@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 
 from stoker.model.frozen import changed, frozen
 from stoker.model.requirements import WantedJob
-from stoker.scheduler.cost import CostRule
 from stoker.scheduler.explain import Explanation, explain
 from stoker.scheduler.grouping import Groups
 from stoker.scheduler.node_index import NodeIndex, PlacedJob
 from stoker.scheduler.offers import NodeOffer
+from stoker.scheduler.score import CostRule
 from stoker.scheduler.shapes import Shape
 
 

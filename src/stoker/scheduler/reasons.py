@@ -1,7 +1,7 @@
-"""Why a job can't start on a node or a device now: each thing that stands in its way, with both numbers.
+"""Why a job can't start on a node or a device now, and the terms of its score where it can.
 
-Every obstacle is one of the rule's own answers (`fit.UnfitReason`) as a sentence: none where the rule says yes, one or
-more where it says no. The order is system A's: may it be there at all, devices, RAM, cores, slots.
+Every `Obstacle` is an answer of the rule (`fit.UnfitReason`) as a sentence with both numbers: none where the rule says
+yes, one or more where it says no. The order is system A's: policy, devices, RAM, cores, slots.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from stoker.model.devices import MIB
 from stoker.model.frozen import frozen
 from stoker.model.units import format_size
 from stoker.scheduler.fit import (
+    DevicePlacement,
     NodeLike,
+    Placement,
     UnfitReason,
     choose,
     cores_left,
@@ -22,25 +24,26 @@ from stoker.scheduler.fit import (
     ram_left,
     room_bytes,
     shares,
+    slices_left,
     slots_left,
 )
-from stoker.scheduler.lasting import why_unable
 from stoker.scheduler.offers import DeviceOffer, NodeOffer
+from stoker.scheduler.score import CPU_SPEED, slices_needed
 from stoker.scheduler.shapes import Shape
 
 
 @frozen
 class Obstacle:
-    """One thing in a job's way."""
+    """One reason why a job can't start on a node or a device."""
 
     code: UnfitReason
     why: str
     needed: int | None = None
-    """How much it needs, in bytes, cores, devices or slots; nothing where it is not about an amount."""
+    """How much it needs, in bytes, cores, devices or slots; `None` if the reason is not an amount."""
     left: int | None = None
-    """How much there is for it now."""
+    """How much is available now."""
     device: str = ""
-    """The UUID, if it is about one device."""
+    """The UUID, if it concerns one device."""
 
     @property
     def missing(self) -> int | None:
@@ -57,25 +60,71 @@ class Obstacle:
         }
 
 
+@frozen
+class Term:
+    """One factor of a score."""
+
+    name: str
+    value: float
+    text: str = ""
+    """How it was computed, if that is not obvious."""
+
+    def to_dict(self) -> dict[str, object]:
+        return {"name": self.name, "value": self.value, "text": self.text}
+
+
 def obstacles(shape: Shape, offer: NodeOffer) -> tuple[Obstacle, ...]:
-    """Give everything that keeps a job from starting on this node now; empty if it can."""
+    """Return every reason why a job can't start on this node now; empty if it can."""
     if choose(shape, offer) is not None:
         return ()
-    found = [_policy(shape, offer)]
+    found = [_policy_obstacle(shape, offer)]
     if not shape.takes_cpu:
-        found.append(_devices(shape, offer))
-    found += [_ram(shape, offer), _cores(shape, offer), _slots(shape, offer)]
+        found.append(_devices_obstacle(shape, offer))
+    found += [_ram_obstacle(shape, offer), _cores_obstacle(shape, offer), _slots_obstacle(shape, offer)]
     return tuple(one for one in found if one is not None)
 
 
 def first_block(shape: Shape, node: NodeLike) -> UnfitReason:
-    """Name the first thing that keeps a job from starting on this node, where it can't: without any amounts."""
+    """Return the first reason why a job can't start on this node, without amounts. Call only if it can't."""
     block = policy_block(shape, node)
     if block is None and not shape.takes_cpu:
         block = _devices_block(shape, node)
     if block is None:
         block = UnfitReason.RAM if ram_left(node) < shape.ram_bytes else None
     return block or (UnfitReason.CORES if cores_left(node) < shape.cores else UnfitReason.SLOTS)
+
+
+def device_obstacle(shape: Shape, device: DeviceOffer) -> Obstacle | None:
+    """Return why a job can't use this device now; `None` if it can."""
+    block = device_block(shape, device)
+    return None if block is None else _obstacle_of(shape, device, block)
+
+
+def why_unable(shape: Shape, offer: NodeOffer) -> str:
+    """Return why a node can't run the job even if its owner allows it (it can't build the environment); else empty."""
+    return next((why for word, why in offer.denied_for if word in shape.words), "")
+
+
+def device_terms(shape: Shape, device: DeviceOffer, choice: DevicePlacement) -> tuple[Term, ...]:
+    """Return the terms of a device's score; their product is the score."""
+    if choice.is_shared:
+        need, room = needed_bytes(shape, device), room_bytes(device)
+        beside = ", its base is there" if choice.is_resident else ""
+        value = choice.score / device.speed * (1 + device.jobs)
+        first = Term(name="room", value=value, text=f"{format_size(room)} / {format_size(need)}{beside}")
+    else:
+        used = shape.vram_bytes or device.total_bytes
+        text = f"1 + {format_size(used)} / {format_size(device.total_bytes)}, alone on it"
+        first = Term(name="use", value=choice.score / device.speed, text=text)
+    return first, _speed_term(device.speed), _load_term(device.jobs if choice.is_shared else 0)
+
+
+def cpu_terms(shape: Shape, offer: NodeOffer, choice: Placement) -> tuple[Term, ...]:
+    """Return the terms of a node's score for a job on its CPU."""
+    left, need = slices_left(offer), slices_needed(shape.ram_bytes, shape.cores)
+    value = choice.key.score / CPU_SPEED * (1 + offer.jobs)
+    text = "taken to be just enough" if left is None else f"{left:.4g} / {need:.4g} slices of 4 GiB and a core"
+    return Term(name="room", value=value, text=text), _speed_term(CPU_SPEED), _load_term(offer.jobs)
 
 
 def _devices_block(shape: Shape, node: NodeLike) -> UnfitReason | None:
@@ -88,13 +137,7 @@ def _devices_block(shape: Shape, node: NodeLike) -> UnfitReason | None:
     return blocks[0] if shape.device_count == 1 else UnfitReason.FEW_DEVICES
 
 
-def device_obstacle(shape: Shape, device: DeviceOffer) -> Obstacle | None:
-    """Give what keeps a job from this device now."""
-    block = device_block(shape, device)
-    return None if block is None else _device(shape, device, block)
-
-
-def _policy(shape: Shape, offer: NodeOffer) -> Obstacle | None:
+def _policy_obstacle(shape: Shape, offer: NodeOffer) -> Obstacle | None:
     block = policy_block(shape, offer)
     if block is None:
         return None
@@ -107,8 +150,8 @@ def _policy(shape: Shape, offer: NodeOffer) -> Obstacle | None:
     return Obstacle(code=block, why=whys[block])
 
 
-def _devices(shape: Shape, offer: NodeOffer) -> Obstacle | None:
-    """Say what is wrong with the devices, apart from everything else."""
+def _devices_obstacle(shape: Shape, offer: NodeOffer) -> Obstacle | None:
+    """Return what the devices lack, regardless of everything else."""
     count, backend = shape.device_count, shape.backend
     of_backend = [device for device in offer.devices if device.backend is backend]
     if len(of_backend) < count:
@@ -126,14 +169,14 @@ def _devices(shape: Shape, offer: NodeOffer) -> Obstacle | None:
     return min(blocked, key=_distance)
 
 
-def _device(shape: Shape, device: DeviceOffer, block: UnfitReason) -> Obstacle:
+def _obstacle_of(shape: Shape, device: DeviceOffer, block: UnfitReason) -> Obstacle:
     match block:
         case UnfitReason.CLOSED:
             return Obstacle(code=block, why=f"takes no jobs: {device.closed}", device=device.uuid)
         case UnfitReason.BACKEND:
             return Obstacle(code=block, why=f"is {device.backend}, not {shape.backend}", device=device.uuid)
         case UnfitReason.HELD:
-            return Obstacle(code=block, why=_held(device), device=device.uuid)
+            return Obstacle(code=block, why=_held_text(device), device=device.uuid)
         case UnfitReason.IN_USE:
             doing = "is on it" if device.jobs == 1 else "are on it"
             why = f"{_count(device.jobs, 'job')} {doing}, and this one would need it alone: {_why_alone(shape, device)}"
@@ -144,10 +187,10 @@ def _device(shape: Shape, device: DeviceOffer, block: UnfitReason) -> Obstacle:
             left = max(0, most - device.jobs)
             return Obstacle(code=block, why=why, needed=1, left=left, device=device.uuid)
         case _:
-            return _memory(shape, device, block)
+            return _memory_obstacle(shape, device, block)
 
 
-def _memory(shape: Shape, device: DeviceOffer, block: UnfitReason) -> Obstacle:
+def _memory_obstacle(shape: Shape, device: DeviceOffer, block: UnfitReason) -> Obstacle:
     if block is UnfitReason.ROOM:
         need, left = needed_bytes(shape, device), max(0, room_bytes(device))
         bound, kind = device.shared_bytes, "usable" if device.shared_bytes == device.usable_bytes else "measured free"
@@ -166,7 +209,7 @@ def _memory(shape: Shape, device: DeviceOffer, block: UnfitReason) -> Obstacle:
     return Obstacle(code=block, why=why, needed=need, left=left, device=device.uuid)
 
 
-def _held(device: DeviceOffer) -> str:
+def _held_text(device: DeviceOffer) -> str:
     promised = f" ({format_size(device.promised_bytes)} promised)" if device.promised_bytes else ""
     return f"another job has it to itself{promised}"
 
@@ -181,7 +224,7 @@ def _why_alone(shape: Shape, device: DeviceOffer) -> str:
     return "neither it nor the node allows sharing"
 
 
-def _ram(shape: Shape, offer: NodeOffer) -> Obstacle | None:
+def _ram_obstacle(shape: Shape, offer: NodeOffer) -> Obstacle | None:
     left = ram_left(offer)
     if left >= shape.ram_bytes or offer.ram_bytes is None:
         return None
@@ -190,7 +233,7 @@ def _ram(shape: Shape, offer: NodeOffer) -> Obstacle | None:
     return Obstacle(code=UnfitReason.RAM, why=why, needed=shape.ram_bytes, left=max(0, int(left)))
 
 
-def _cores(shape: Shape, offer: NodeOffer) -> Obstacle | None:
+def _cores_obstacle(shape: Shape, offer: NodeOffer) -> Obstacle | None:
     left = cores_left(offer)
     if left >= shape.cores or offer.cores is None:
         return None
@@ -198,14 +241,14 @@ def _cores(shape: Shape, offer: NodeOffer) -> Obstacle | None:
     return Obstacle(code=UnfitReason.CORES, why=why, needed=shape.cores, left=max(0, int(left)))
 
 
-def _slots(shape: Shape, offer: NodeOffer) -> Obstacle | None:
+def _slots_obstacle(shape: Shape, offer: NodeOffer) -> Obstacle | None:
     left = max(0, slots_left(offer))
     if shape.takes_cpu or not offer.is_slot_per_device:
         if left:
             return None
         taken = "its slot is taken" if offer.slots == 1 else f"all {offer.slots} slots are taken"
         return Obstacle(code=UnfitReason.SLOTS, why=f"{taken} ({_count(offer.jobs, 'job')})", needed=1, left=0)
-    # A slot for each device that would be in use; those that are in use already have theirs.
+    # A slot for each idle device that would be used; devices in use have their slots.
     able = [device for device in offer.devices if device_block(shape, device) is None]
     needed = shape.device_count - sum(1 for device in able if device.jobs)
     if len(able) < shape.device_count or needed <= left:
@@ -215,14 +258,14 @@ def _slots(shape: Shape, offer: NodeOffer) -> Obstacle | None:
 
 
 def _distance(obstacle: Obstacle) -> tuple[float, bool]:
-    """Order obstacles of one job by how near they are to being none."""
+    """Return the sort key of obstacles of one job: the smallest missing part first."""
     if obstacle.missing is None or not obstacle.needed:
         return inf, obstacle.code is UnfitReason.CLOSED
     return obstacle.missing / obstacle.needed, False
 
 
 def _sizes(needed: int, left: int, whole: int) -> tuple[str, str, str]:
-    """Write sizes so that the larger one looks larger: in MiB where tenths of a GiB don't tell them apart."""
+    """Return sizes as text that shows the difference: in MiB where tenths of a GiB would be equal."""
     if format_size(needed) != format_size(left):
         return format_size(needed), format_size(left), format_size(whole)
     return f"{-(-needed // MIB)} MiB", f"{left // MIB} MiB", f"{whole // MIB} MiB"
@@ -234,3 +277,11 @@ def _count(number: int, what: str) -> str:
 
 def _listed(names: object) -> str:
     return ", ".join(sorted(names)) if isinstance(names, frozenset | set | tuple) else str(names)
+
+
+def _speed_term(speed: float) -> Term:
+    return Term(name="speed", value=speed)
+
+
+def _load_term(jobs: int) -> Term:
+    return Term(name="load", value=1 / (1 + jobs), text=f"1 / (1 + {jobs})" if jobs else "")

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from operator import or_
 
-from stoker.scheduler.alike import NodeType
 from stoker.scheduler.fit import shares
 from stoker.scheduler.lineup import Line
 from stoker.scheduler.patience import SLACK, excess_s, is_fast
-from stoker.scheduler.shapes import Shape
+from stoker.scheduler.shapes import NodeType, Shape
 from stoker.scheduler.worth import Way, Worth, find_worth
 
 DEAR = 1.3

@@ -19,11 +19,10 @@ from typing import NamedTuple
 
 from stoker.model.frozen import changed, frozen
 from stoker.model.requirements import Wish
-from stoker.scheduler.alike import NodeType
 from stoker.scheduler.fit import choose, device_block, shares
 from stoker.scheduler.offers import DeviceOffer, NodeOffer, Sharing
-from stoker.scheduler.shapes import Shape
-from stoker.scheduler.speeds import CPU_SPEED
+from stoker.scheduler.score import CPU_SPEED
+from stoker.scheduler.shapes import NodeType, Shape
 
 ROUNDS = 300
 """Enough to come within a few thousandths of the best bound."""

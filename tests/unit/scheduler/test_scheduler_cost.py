@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.scheduler.cost import CostRule
+from stoker.scheduler.score import CostRule
 
 
 def test_system_b_s_figures_decide_as_they_did() -> None:

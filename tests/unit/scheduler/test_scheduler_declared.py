@@ -9,8 +9,8 @@ from stoker.config.cluster_text import write_cluster
 from stoker.model.devices import MIB, Backend, MemoryType
 from stoker.model.nodes import Cluster, Gpu, Node
 from stoker.model.resources import GIB
-from stoker.scheduler.declared import agree, node_of, type_of
-from stoker.scheduler.speeds import speed_of
+from stoker.scheduler.offers import agree, node_of, type_of
+from stoker.scheduler.score import speed_of
 from tests.unit.hardware.machines import NO, capability, device
 
 

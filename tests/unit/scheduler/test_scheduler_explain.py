@@ -6,10 +6,10 @@ from stoker.model.frozen import changed
 from stoker.model.requirements import WantedJob, Wish
 from stoker.model.resources import GIB
 from stoker.scheduler.changes import What
-from stoker.scheduler.cost import CostRule
 from stoker.scheduler.explain import Explanation, explain
 from stoker.scheduler.offers import NodeOffer, Sharing, offer_of
 from stoker.scheduler.planning import Planned, Wanted, plan_jobs
+from stoker.scheduler.score import CostRule
 from tests.unit.scheduler.fleets import DESKTOP, SAMPLE, card, gpu_job, job, machine
 
 

@@ -8,10 +8,8 @@ from stoker.hardware.ledger.state import DeviceState, Holder
 from stoker.host.identity import mine
 from stoker.model.requirements import Requirements, WantedJob, Wish
 from stoker.model.resources import GIB
-from stoker.scheduler.declared import agree
 from stoker.scheduler.fit import choose
-from stoker.scheduler.held import with_holders
-from stoker.scheduler.offers import NodeOffer, ResidentBase
+from stoker.scheduler.offers import NodeOffer, ResidentBase, agree, with_holders
 from stoker.scheduler.shapes import shape_of
 from tests.unit.hardware.machines import capability, device
 

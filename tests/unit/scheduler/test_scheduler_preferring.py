@@ -6,9 +6,9 @@ from typing import Any
 
 from stoker.model.requirements import WantedJob, Wish
 from stoker.model.resources import GIB
-from stoker.scheduler.cost import CostRule
 from stoker.scheduler.node_index import NodeIndex, PlacedJob
 from stoker.scheduler.offers import NodeOffer, Sharing
+from stoker.scheduler.score import CostRule
 from tests.unit.scheduler.fleets import card, gpu_job, job, machine
 
 

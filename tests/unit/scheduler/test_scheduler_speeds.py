@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.scheduler.speeds import CPU_SPEED, speed_of
+from stoker.scheduler.score import CPU_SPEED, speed_of
 
 
 @pytest.mark.parametrize(

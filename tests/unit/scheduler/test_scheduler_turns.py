@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from stoker.model.nodes import Gpu, Node
 from stoker.model.requirements import Requirements, WantedJob, Wish
 from stoker.model.resources import GIB
-from stoker.scheduler.alike import node_types_of
 from stoker.scheduler.lineup import Lineup
 from stoker.scheduler.node_index import NodeIndex
 from stoker.scheduler.offers import offer_of
 from stoker.scheduler.rest import Rest
+from stoker.scheduler.shapes import node_types_of
 from stoker.scheduler.tables import Tables
 from stoker.scheduler.turns import Machine, Turns, Why
 from stoker.scheduler.waiting import Waiting

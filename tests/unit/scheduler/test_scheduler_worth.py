@@ -6,9 +6,8 @@ from stoker.model.devices import MemoryType
 from stoker.model.nodes import Gpu, Node
 from stoker.model.requirements import Requirements, WantedJob, Wish
 from stoker.model.resources import GIB
-from stoker.scheduler.alike import NodeType, name_of, node_types_of
 from stoker.scheduler.offers import offer_of
-from stoker.scheduler.shapes import Shape, shape_of
+from stoker.scheduler.shapes import NodeType, Shape, name_of, node_types_of, shape_of
 from stoker.scheduler.worth import find_worth, ways_of
 
 

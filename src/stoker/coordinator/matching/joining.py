@@ -12,8 +12,7 @@ from stoker.model.capability import Capability
 from stoker.model.errors import BadInput
 from stoker.model.frozen import changed, frozen
 from stoker.model.nodes import Node
-from stoker.scheduler.declared import Agreed, agree, node_of
-from stoker.scheduler.offers import DeviceOffer, NodeOffer
+from stoker.scheduler.offers import Agreed, DeviceOffer, NodeOffer, agree, node_of
 from stoker.wire.orders import HostPolicy
 
 _MOST = 1 << 60

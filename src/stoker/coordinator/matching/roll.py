@@ -13,9 +13,8 @@ from stoker.model.devices import MIB, Backend
 from stoker.model.errors import Bug
 from stoker.model.frozen import changed
 from stoker.model.requirements import WantedJob, Wish
-from stoker.scheduler.measured import MeasuredNode
 from stoker.scheduler.node_index import NodeIndex, PlacedJob
-from stoker.scheduler.offers import NodeOffer
+from stoker.scheduler.offers import MeasuredNode, NodeOffer
 from stoker.scheduler.shapes import Shape
 from stoker.wire.leasing import Measured
 

@@ -9,7 +9,7 @@ from stoker.faces.view.tables import table
 from stoker.scheduler.explain import DeviceVerdict, Explanation, NodeVerdict
 from stoker.scheduler.node_index import PlacedJob
 from stoker.scheduler.planning import Planned
-from stoker.scheduler.terms import Term
+from stoker.scheduler.reasons import Term
 
 _MOST_REASONS = 4
 _MOST_CHANGES = 4

@@ -12,11 +12,11 @@ from math import nan
 
 from stoker.model.clock import FakeClock
 from stoker.model.errors import Bug
-from stoker.scheduler.alike import node_types_of
 from stoker.scheduler.lineup import Lineup
 from stoker.scheduler.node_index import NodeIndex, PlacedJob
 from stoker.scheduler.offers import NodeOffer, Sharing
 from stoker.scheduler.rest import Rest, Share
+from stoker.scheduler.shapes import node_types_of
 from stoker.scheduler.simulation.agenda import Agenda
 from stoker.scheduler.simulation.workload import Batch
 from stoker.scheduler.tables import SortTable, Tables

@@ -22,11 +22,9 @@ from stoker.hardware.host_name import host_name
 from stoker.hardware.ledger.asking import Candidate
 from stoker.model.nodes import Cluster, Node
 from stoker.model.requirements import DEFAULT_RAM_BYTES
-from stoker.scheduler.cost import CostRule
-from stoker.scheduler.declared import agree, node_name, node_of
-from stoker.scheduler.held import with_holders
-from stoker.scheduler.offers import NodeOffer, offer_of
+from stoker.scheduler.offers import NodeOffer, agree, node_name, node_of, offer_of, with_holders
 from stoker.scheduler.planning import Planned, Wanted, plan_jobs
+from stoker.scheduler.score import CostRule
 
 _MOST_NAMED = 8
 

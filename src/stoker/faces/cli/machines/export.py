@@ -11,7 +11,7 @@ from stoker.hardware.requiring import faked_by
 from stoker.host.durable import create_file, write_file
 from stoker.model.errors import LocalFile
 from stoker.model.nodes import Cluster
-from stoker.scheduler.declared import node_of
+from stoker.scheduler.offers import node_of
 
 GRAMMAR = Grammar(
     "machines export",
