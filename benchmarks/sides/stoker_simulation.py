@@ -18,9 +18,8 @@ import greedy_b
 
 from stoker.scheduler.offers import offer_of
 from stoker.scheduler.simulation.bound import lower_bound
-from stoker.scheduler.simulation.mixes import mixes
 from stoker.scheduler.simulation.run import Run
-from stoker.scheduler.simulation.workload import make_batch, make_nodes, make_shapes
+from stoker.scheduler.simulation.workload import make_batch, make_nodes, make_shapes, mixes
 
 SHAPES = 200
 

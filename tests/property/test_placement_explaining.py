@@ -11,9 +11,8 @@ from stoker.model.requirements import Requirements, WantedJob, Wish
 from stoker.model.resources import GIB
 from stoker.model.units import parse_size
 from stoker.scheduler.changes import What, at_best, best_of_each, changes_on, is_true, nearest, shown_bytes
-from stoker.scheduler.explain import explain, judge_node
+from stoker.scheduler.explain import Groups, explain, judge_node
 from stoker.scheduler.fit import choose
-from stoker.scheduler.grouping import Groups
 from stoker.scheduler.offers import DeviceOffer, NodeOffer, ResidentBase, Sharing
 from stoker.scheduler.reasons import obstacles
 from stoker.scheduler.shapes import shape_of

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from stoker.scheduler.offers import offer_of
 from stoker.scheduler.simulation.bound import lower_bound
-from stoker.scheduler.simulation.mixes import mixes
 from stoker.scheduler.simulation.run import NOWHERE, Run
-from stoker.scheduler.simulation.workload import make_batch, make_nodes, make_shapes
+from stoker.scheduler.simulation.workload import make_batch, make_nodes, make_shapes, mixes
 from tests.unit.scheduler.simulation.auditor import audit
 
 

@@ -1,26 +1,31 @@
-"""Why there, why not elsewhere, and what would change it: every node and device with its score or its reason.
+"""Explain placement: every node and device with its score or its reasons, what would start the job, and plans.
 
-It asks the same rule that places (`fit.choose`), about offers as they stand. Nothing here decides anything.
+`explain` applies the rule that places (`fit.choose`) to offers as they are; it decides nothing. A fleet of thousands is
+in a few hundred states: `Groups` puts nodes of equal state together, and what holds for one holds for all, but for
+names and UUIDs. `plan_jobs` places a list of jobs without starting them: by priority, then in the given order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from stoker.model.frozen import changed, frozen
 from stoker.model.requirements import WantedJob, Wish
-from stoker.scheduler.changes import Change, best_of_each, changes_over, nearest, why_never
+from stoker.scheduler.changes import Change, at_best, best_of_each, changes_over, nearest, why_never
 from stoker.scheduler.fit import Placement, choose, choose_device
-from stoker.scheduler.grouping import Group, Groups
+from stoker.scheduler.node_index import NodeIndex, PlacedJob
 from stoker.scheduler.offers import DeviceOffer, NodeOffer
 from stoker.scheduler.reasons import Obstacle, Term, cpu_terms, device_obstacle, device_terms, obstacles
 from stoker.scheduler.score import Advice, CostRule, Rank
 from stoker.scheduler.shapes import Shape, shape_of
 
+_MOST_KNOWN = 20_000
+
 
 @frozen
 class DeviceVerdict:
-    """One device: its score with the terms, or what keeps the job from it."""
+    """One device: its score with the terms, or why the job can't use it."""
 
     uuid: str
     type: str
@@ -42,14 +47,14 @@ class DeviceVerdict:
 
 @frozen
 class NodeVerdict:
-    """One node: its score with the terms, or everything that stands in the way."""
+    """One node: its score with the terms, or all obstacles."""
 
     node: str
     score: float | None = None
     rank: Rank | None = None
-    """What goes before the score."""
+    """What is compared before the score."""
     on: tuple[str, ...] = ()
-    """The devices that the job would get; with a score and none of them it is the CPU."""
+    """The devices that the job would get; a score without devices is the CPU."""
     terms: tuple[Term, ...] = ()
     obstacles: tuple[Obstacle, ...] = ()
     devices: tuple[DeviceVerdict, ...] = ()
@@ -73,24 +78,24 @@ class NodeVerdict:
 
 @frozen
 class Explanation:
-    """One job and the whole fleet."""
+    """One job on the whole fleet."""
 
     job: str
     best: str | None
     """The node where it would start now."""
     nodes: tuple[NodeVerdict, ...]
     changes: tuple[Change, ...] = ()
-    """What would start it now, the kinds of change that cost least first; only if it can't."""
+    """What would start it now, one change of each kind, in the order of `What`; only if it can't start."""
     nearest: Change | None = None
     waits_for: tuple[str, ...] = ()
-    """Nodes that could take it once jobs on them end; only if it can't start now."""
+    """Nodes that could take it once their jobs end; only if it can't start now."""
     never: str = ""
-    """Why no node could take it even if all were idle; empty if one could."""
+    """Why no node could take it even if all were idle; else empty."""
     ever: tuple[Change, ...] = ()
-    """What would let an idle fleet take it; only if it never could."""
+    """What would let an idle fleet take it; only if it can never start."""
     advice: Advice = Advice()
     is_advised_against: bool = False
-    """The cost rule's advice counts, and keeps the job from devices while the CPU will do."""
+    """The advice of the cost rule is followed: the job uses the CPU if it can."""
 
     def to_dict(self) -> dict[str, object]:
         return {
@@ -111,12 +116,83 @@ class Explanation:
         }
 
 
+class Group(NamedTuple):
+    """Nodes of equal state."""
+
+    first: NodeOffer
+    places: list[int]
+    """Their indices among all offers."""
+
+
+class Groups:
+    """Groups nodes of equal state. Keep one object for the same offers: it caches their states by identity."""
+
+    def __init__(self) -> None:
+        # With the offer itself, so that its id is not used again.
+        self._known: dict[int, tuple[NodeOffer, Hashable]] = {}
+        self._best: dict[int, tuple[NodeOffer, NodeOffer]] = {}
+
+    def of(self, offers: Sequence[NodeOffer], *named: frozenset[str]) -> list[Group]:
+        """Return the groups in the order of their first nodes; nodes of one group are in the same host lists."""
+        hosts = [names for names in named if names]
+        found: dict[Hashable, Group] = {}
+        for place, offer in enumerate(offers):
+            key = self._key(offer)
+            if hosts:
+                key = key, *[offer.node in names for names in hosts]
+            group = found.get(key)
+            if group is None:
+                found[key] = Group(offer, [place])
+            else:
+                group.places.append(place)
+        return list(found.values())
+
+    def at_best(self, offer: NodeOffer) -> NodeOffer:
+        """Return a node at its best; cached."""
+        known = self._best.get(id(offer))
+        if known is None or known[0] is not offer:
+            if len(self._best) >= _MOST_KNOWN:
+                self._best.clear()
+            known = self._best[id(offer)] = offer, at_best(offer)
+        return known[1]
+
+    def _key(self, offer: NodeOffer) -> Hashable:
+        known = self._known.get(id(offer))
+        if known is None or known[0] is not offer:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            known = self._known[id(offer)] = offer, _state(offer)
+        return known[1]
+
+
+@frozen
+class PlacementRequest:
+    """A job to be placed `count` times: the trials of a sweep are placed alike."""
+
+    job: WantedJob
+    count: int = 1
+
+
+@frozen
+class Planned:
+    """The placements of one requested job."""
+
+    wanted: PlacementRequest
+    placed: tuple[PlacedJob, ...]
+    explanation: Explanation | None = None
+    """Of the first that has to wait; if none has to, of the first, if explanations of all are requested."""
+
+    @property
+    def waiting(self) -> int:
+        return self.wanted.count - len(self.placed)
+
+
 def explain(
     wanted: WantedJob, offers: Sequence[NodeOffer], *, cost: CostRule | None = None, groups: Groups | None = None
 ) -> Explanation:
-    """Explain one job on offers as they stand now.
+    """Explain one job on offers as they are now.
 
-    Whoever explains several jobs on the same offers hands in the same `groups`, and is answered sooner.
+    To explain several jobs on the same offers faster, pass the same `groups` each time.
     """
     shape = shape_of(wanted, cost=cost)
     groups = groups or Groups()
@@ -135,7 +211,7 @@ def explain(
             advice=advice,
             is_advised_against=shape.is_advised_against,
         )
-    # Of equal nodes the first is told of.
+    # Of equal nodes only the first is reported.
     found = changes_over(shape, [group.first for group in alike])
     idle = groups.of([groups.at_best(offer) for offer in offers], *hosts)
     able = [group for group in idle if choose(shape, group.first) is not None]
@@ -155,22 +231,57 @@ def explain(
     )
 
 
+def judge_node(shape: Shape, offer: NodeOffer) -> NodeVerdict:
+    """Return the score of a node with its terms, or its obstacles, and the same for each of its devices."""
+    choice = choose(shape, offer)
+    devices = tuple(_judge_device(shape, device) for device in offer.devices) if shape.takes_devices else ()
+    if choice is None:
+        return NodeVerdict(node=offer.node, obstacles=obstacles(shape, offer), devices=devices)
+    return NodeVerdict(
+        node=offer.node,
+        score=choice.key.score,
+        rank=choice.key.rank,
+        on=tuple(offer.devices[one.at].uuid for one in choice.devices),
+        terms=_node_terms(shape, offer, choice),
+        devices=devices,
+    )
+
+
+def plan_jobs(
+    wanted: Iterable[PlacementRequest],
+    offers: Sequence[NodeOffer],
+    *,
+    cost: CostRule | None = None,
+    explains_all: bool = False,
+) -> tuple[Planned, ...]:
+    """Place jobs on a fleet as it is, without starting them; return the results in the order of the jobs."""
+    jobs = list(wanted)
+    nodes = NodeIndex(offers, cost=cost)
+    # All at once: the index checks its nodes again after new shapes.
+    shapes = [nodes.shape_of(one.job) for one in jobs]
+    planning = _Planning(nodes, cost, explains_all=explains_all)
+    planned: dict[int, Planned] = {}
+    for at in sorted(range(len(jobs)), key=lambda at: -jobs[at].job.priority):
+        planned[at] = planning.plan(jobs[at], shapes[at])
+    return tuple(planned[at] for at in range(len(jobs)))
+
+
 def _judge_all(shape: Shape, offers: Sequence[NodeOffer], alike: Sequence[Group]) -> tuple[NodeVerdict, ...]:
     verdicts: dict[int, NodeVerdict] = {}
     for group in alike:
         first = judge_node(shape, group.first)
         for place in group.places:
             offer = offers[place]
-            verdicts[place] = first if offer is group.first else _said_of(offer, first, group.first)
+            verdicts[place] = first if offer is group.first else _verdict_as(offer, first, group.first)
     return tuple([verdicts[place] for place in range(len(offers))])
 
 
-def _said_of(offer: NodeOffer, verdict: NodeVerdict, other: NodeOffer) -> NodeVerdict:
-    """Give what was found of another node in the same state under this one's names."""
+def _verdict_as(offer: NodeOffer, verdict: NodeVerdict, other: NodeOffer) -> NodeVerdict:
+    """Return the verdict on another node of the same state with the names of this one."""
     if not offer.devices:
         return changed(verdict, node=offer.node)
     names = {theirs.uuid: ours.uuid for theirs, ours in zip(other.devices, offer.devices, strict=True)}
-    # Written out: there are tens of thousands, and `changed` takes three times as long.
+    # Not `changed`, which takes three times as long: there are tens of thousands.
     return NodeVerdict(
         node=offer.node,
         score=verdict.score,
@@ -200,22 +311,6 @@ def _renamed(one: Obstacle, names: Mapping[str, str]) -> Obstacle:
     return Obstacle(code=one.code, why=one.why, needed=one.needed, left=one.left, device=names[one.device])
 
 
-def judge_node(shape: Shape, offer: NodeOffer) -> NodeVerdict:
-    """Give one node's score with its terms, or its obstacles; and the same for each of its devices."""
-    choice = choose(shape, offer)
-    devices = tuple(_judge_device(shape, device) for device in offer.devices) if shape.takes_devices else ()
-    if choice is None:
-        return NodeVerdict(node=offer.node, obstacles=obstacles(shape, offer), devices=devices)
-    return NodeVerdict(
-        node=offer.node,
-        score=choice.key.score,
-        rank=choice.key.rank,
-        on=tuple(offer.devices[one.at].uuid for one in choice.devices),
-        terms=_node_terms(shape, offer, choice),
-        devices=devices,
-    )
-
-
 def _node_terms(shape: Shape, offer: NodeOffer, choice: Placement) -> tuple[Term, ...]:
     if not choice.devices:
         return cpu_terms(shape, offer, choice)
@@ -229,3 +324,58 @@ def _judge_device(shape: Shape, device: DeviceOffer) -> DeviceVerdict:
         return DeviceVerdict(uuid=device.uuid, type=device.type, obstacle=device_obstacle(shape, device))
     terms = device_terms(shape, device, one)
     return DeviceVerdict(uuid=device.uuid, type=device.type, score=one.score, is_shared=one.is_shared, terms=terms)
+
+
+class _Planning:
+    """Places jobs one after the other. No job is released meanwhile, so a shape that did not fit never fits."""
+
+    def __init__(self, nodes: NodeIndex, cost: CostRule | None, *, explains_all: bool) -> None:
+        self._nodes = nodes
+        self._cost = cost
+        self._explains_all = explains_all
+        self._waiting: dict[int, Explanation] = {}
+        self._groups = Groups()
+
+    def plan(self, wanted: PlacementRequest, shape: Shape) -> Planned:
+        number = self._nodes.number_of(shape)
+        known = self._waiting.get(number)
+        if known is not None:
+            # The explanation of the first such job holds for this one too: with a thousand machines, explaining each of
+            # ten thousand jobs would take hours.
+            return Planned(wanted=wanted, placed=(), explanation=changed(known, job=wanted.job.name))
+        explanation = self._explain(wanted) if self._explains_all else None
+        placed: list[PlacedJob] = []
+        while len(placed) < wanted.count:
+            place = self._nodes.place(shape)
+            if place is None:
+                if placed or explanation is None:
+                    explanation = self._explain(wanted)
+                self._waiting[number] = explanation
+                break
+            placed.append(place)
+        return Planned(wanted=wanted, placed=tuple(placed), explanation=explanation)
+
+    def _explain(self, wanted: PlacementRequest) -> Explanation:
+        offers = [self._nodes.offer(node) for node in self._nodes.nodes]
+        return explain(wanted.job, offers, cost=self._cost, groups=self._groups)
+
+
+def _state(offer: NodeOffer) -> Hashable:
+    # Equal nodes have their devices at the same indices, with other UUIDs.
+    places = {device.uuid: at for at, device in enumerate(offer.devices)} if offer.processes else {}
+    return (
+        tuple([_device_state(device) for device in offer.devices]),
+        (offer.slots, offer.is_slot_per_device, offer.ram_bytes, offer.cores, offer.is_fake),
+        (offer.allow_jobs, offer.deny_jobs, offer.denied_for, offer.priority, offer.closed),
+        (offer.jobs, offer.cpu_jobs, offer.ram_held_bytes, offer.cores_held),
+        tuple([(one.base, one.size_bytes, places.get(one.device, -1), one.jobs) for one in offer.processes]),
+    )
+
+
+def _device_state(device: DeviceOffer) -> Hashable:
+    # All but the UUID.
+    return (
+        (device.type, device.backend, device.memory_type, device.total_bytes, device.free_bytes, device.sharing),
+        (device.slots, device.closed, device.is_held, device.jobs, device.promised_bytes),
+        tuple([(one.base, one.size_bytes, one.jobs) for one in device.bases]),
+    )

@@ -1,8 +1,7 @@
-"""The layout: in which places of which pools each node stands, kept true as jobs come and go.
+"""The layout: the position of each node in the cells of its pools, updated as jobs start and end.
 
-A job that comes or goes moves one node, and not before somebody searches: whoever only asks about single nodes does
-not pay for it. A shape that asks for an amount nobody asked for before, or for hosts by a list nobody used before,
-moves the nodes that it tells apart.
+A job that starts or ends moves one node, and not before the next search: callers that only query single nodes do not
+pay for it. A shape with an amount or a host list that no shape had before moves the nodes that it distinguishes.
 """
 
 from __future__ import annotations
@@ -12,20 +11,30 @@ from math import inf
 from typing import Any
 
 from stoker.scheduler.fit import cores_left, ram_left, room_bytes, slices_left
-from stoker.scheduler.known import Known
-from stoker.scheduler.masks import Masks
 from stoker.scheduler.node_state import DeviceUsage, NodeUsage
-from stoker.scheduler.pools import AlonePool, Amounts, CpuPool, DeviceKind, Idle, Policy, SharedPool
+from stoker.scheduler.pools import (
+    AlonePool,
+    Amounts,
+    CellIndex,
+    CpuPool,
+    DeviceKind,
+    Gate,
+    Idle,
+    KnownShapes,
+    Policy,
+    ShapeMasks,
+    SharedPool,
+    amount_at,
+)
 from stoker.scheduler.score import slices_of
 from stoker.scheduler.shapes import Shape
-from stoker.scheduler.shelves import Gate, Shelf, amount_at
 
-Place = tuple[Shelf[Any], Any]
-"""A shelf of a pool, and where on it a node stands."""
+Place = tuple[CellIndex[Any], Any]
+"""An index of a pool, and the cell of a node in it."""
 
 
 class Home:
-    """A node's pools, which stay, and where it belongs in them, which changes."""
+    """A node's pools, which are fixed, and its cells in them, which change."""
 
     __slots__ = ("alone", "cpu", "gate", "groups", "is_bare", "is_current", "is_shelved", "policy", "seat", "shelved")
 
@@ -37,24 +46,24 @@ class Home:
         self.groups: list[tuple[SharedPool, list[DeviceUsage]]] = []
         self.gate: Gate = (-1, -1)
         self.is_current = False
-        """Whether `gate` is so now."""
+        """True if `gate` is up to date."""
         self.shelved: tuple[Gate, list[Place]] = self.gate, []
-        """Where it was put last."""
+        """Its cells as of the last `settle`."""
         self.is_shelved = True
         self.is_bare = True
-        """Somewhere it could stand, no shape that was known could start."""
+        """In one of its possible cells no known shape could start, so it is not in that cell."""
 
 
 class Layout:
-    """All nodes in their places. Where no shape that is known could start, no node stands."""
+    """All nodes in their cells. Cells in which no known shape could start stay empty."""
 
     def __init__(self) -> None:
-        self.known = Known()
+        self.known = KnownShapes()
         self.homes: dict[int, Home] = {}
         self.alone_pools: dict[tuple[Policy, tuple[DeviceKind, ...]], AlonePool] = {}
         self.shared_pools: dict[tuple[Policy, DeviceKind], SharedPool] = {}
         self.cpu_pools: dict[tuple[Policy, bool, bool], CpuPool] = {}
-        self._masks = Masks(self.known)
+        self._masks = ShapeMasks(self.known)
         self._policies: dict[tuple[Any, ...], Policy] = {}
         self._kinds: dict[tuple[Any, ...], DeviceKind] = {}
         self._has_learned = False
@@ -62,11 +71,11 @@ class Layout:
 
     @property
     def version(self) -> int:
-        """Which pools there are: a new one makes another number."""
+        """The number of pools; it changes when a pool is added."""
         return len(self.alone_pools) + len(self.shared_pools) + len(self.cpu_pools)
 
     def learn(self, shape: Shape) -> None:
-        """Tell nodes apart by what this shape asks for."""
+        """Distinguish nodes by what this shape requires."""
         self._masks.add(shape)
         self._has_learned = True
         for hosts in self.known.learn(shape):
@@ -75,31 +84,31 @@ class Layout:
                 self.enter(home.seat)
 
     def settle(self) -> None:
-        """Put every node that changed where it belongs now."""
+        """Move every changed node to its cells."""
         if self._has_learned:
-            self._look_again()
+            self._recheck()
         for home in self._unshelved.values():
             self._shelve(home)
         self._unshelved.clear()
 
     def changed(self, home: Home) -> None:
-        """Note that a job came or went; the node is moved when somebody searches."""
+        """Mark a node after a job started or ended; the next search moves it."""
         home.is_current = False
         if home.is_shelved:
             home.is_shelved = False
             self._unshelved[home.seat.order] = home
 
     def current(self, home: Home) -> Home:
-        """Find out what a node admits now."""
+        """Update what a node admits, if it is out of date; return the same home."""
         if self._has_learned:
-            self._look_again()
+            self._recheck()
         if not home.is_current:
             home.gate = self._gate(home.seat)
             home.is_current = True
         return home
 
     def fitting(self, home: Home) -> int:
-        """Give the shapes of which a job could start on this node now, a bit for each in the order of learning."""
+        """Return the shapes of which a job could start on this node now, a bit for each in the order of `learn`."""
         self.current(home)
         seat, masks = home.seat, self._masks
         slots = seat.slots - seat.slots_held
@@ -122,7 +131,7 @@ class Layout:
         return fits and fits & masks.admitted(home.policy, home.gate)
 
     def beside(self, home: Home) -> int:
-        """Give those of `fitting` that would be put beside their base model."""
+        """Return those of `fitting` that would be placed beside their base model."""
         self.current(home)
         seat, masks = home.seat, self._masks
         has_slots = seat.slots > seat.slots_held
@@ -138,7 +147,7 @@ class Layout:
         return fits and fits & masks.admitted(home.policy, home.gate)
 
     def state(self, home: Home) -> Hashable:
-        """Give everything that decides what fits a node now."""
+        """Return everything that decides which shapes fit a node now."""
         self.current(home)
         seat = home.seat
         return (
@@ -156,7 +165,7 @@ class Layout:
         return min(device.jobs, 1), device.is_held, bool(device.closed), device.admits, left, taken, bases
 
     def _find_bits(self, kind: DeviceKind, device: DeviceUsage) -> None:
-        """Work out which shapes could share a device: only where a job came or went, or a shape was learned."""
+        """Compute which shapes could share a device. Needed after a job started or ended or a shape was learned."""
         masks, room = self._masks, room_bytes(device)
         beside = 0
         for base in device.bases:
@@ -166,12 +175,12 @@ class Layout:
         device.bits_version = masks.version
 
     def enter(self, seat: NodeUsage) -> None:
-        """Take a node in."""
+        """Add a node."""
         home = self.homes[seat.order] = self.as_if(seat)
         self.changed(home)
 
     def as_if(self, seat: NodeUsage) -> Home:
-        """Give a home for a seat without letting it stand anywhere: what would be so if it did."""
+        """Return a home for a node without adding it: for what-if queries."""
         hosts = sum(bit for names, bit in self.known.host_lists.items() if seat.node in names)
         policy = self._policy(seat.allow_jobs, seat.deny_jobs, seat.priority, hosts)
         home = Home(seat, policy, self._cpu_pool(policy, seat))
@@ -185,7 +194,7 @@ class Layout:
         return home
 
     def measured(self, home: Home) -> None:
-        """Note that a node was measured, and has more or less than before."""
+        """Mark a node after a measurement changed its capacity."""
         seat = home.seat
         home.cpu = self._cpu_pool(home.policy, seat)
         for device in seat.devices:
@@ -193,15 +202,15 @@ class Layout:
         self.changed(home)
 
     def leave(self, seat: NodeUsage) -> None:
-        """Let a node go."""
+        """Remove a node."""
         home = self.homes.pop(seat.order)
         gate, places = home.shelved
-        for shelf, at in places:
-            shelf.remove(at, gate, seat.order)
+        for index, at in places:
+            index.remove(at, gate, seat.order)
         self._unshelved.pop(seat.order, None)
 
-    def _look_again(self) -> None:
-        """Judge nodes by what shapes ask for now; those stay for which that changes nothing."""
+    def _recheck(self) -> None:
+        """Mark the nodes whose cells change because of shapes learned since."""
         self._has_learned = False
         amounts = self.known.vram_amounts
         for home in self.homes.values():
@@ -224,13 +233,13 @@ class Layout:
         old_gate, old_places = home.shelved
         gone, come = old_places, places
         if gate == old_gate:
-            # What stays where it was is left there.
+            # Cells that stay the same are not touched.
             gone = [place for place in old_places if place not in places]
             come = [place for place in places if place not in old_places]
-        for shelf, at in gone:
-            shelf.remove(at, old_gate, order)
-        for shelf, at in come:
-            shelf.add(at, gate, order)
+        for index, at in gone:
+            index.remove(at, old_gate, order)
+        for index, at in come:
+            index.add(at, gate, order)
         home.shelved = gate, places
         home.is_shelved = True
 
@@ -263,7 +272,7 @@ class Layout:
         self, home: Home, pool: SharedPool, devices: list[DeviceUsage], admitted: int, *, has_slots: bool
     ) -> Iterable[Place]:
         kind, masks = pool.kind, self._masks
-        # Equal devices of one node stand there once.
+        # Equal devices of one node are there once.
         found: dict[Place, None] = {}
         for device in devices:
             if not takes_sharers(device, has_slots=has_slots):
@@ -280,17 +289,17 @@ class Layout:
                     home.is_bare = True
         return found
 
-    def _policy(self, *said: Any) -> Policy:
-        policy = self._policies.get(said)
+    def _policy(self, *fields: Any) -> Policy:
+        policy = self._policies.get(fields)
         if policy is None:
-            policy = self._policies[said] = Policy(*said)
+            policy = self._policies[fields] = Policy(*fields)
         return policy
 
     def _kind(self, device: DeviceUsage) -> DeviceKind:
-        said = device.backend, device.total_bytes, device.usable_bytes, device.speed, device.sharing
-        kind = self._kinds.get(said)
+        fields = device.backend, device.total_bytes, device.usable_bytes, device.speed, device.sharing
+        kind = self._kinds.get(fields)
         if kind is None:
-            kind = self._kinds[said] = DeviceKind(*said)
+            kind = self._kinds[fields] = DeviceKind(*fields)
         return kind
 
     def _alone_pool(self, policy: Policy, kinds: tuple[DeviceKind, ...]) -> AlonePool:
@@ -321,7 +330,7 @@ class Layout:
 
 
 def idle_on(home: Home, pool: AlonePool, slots: int) -> Idle | None:
-    """Give what is idle on a node with so many free slots."""
+    """Return the idle devices of a node with this many free slots; `None` if there are none."""
     groups = home.groups
     if len(groups) == 1:
         amounts: Amounts = (_idle_amounts(groups[0][1]),)
@@ -335,7 +344,7 @@ def idle_on(home: Home, pool: AlonePool, slots: int) -> Idle | None:
 
 
 def takes_sharers(device: DeviceUsage, *, has_slots: bool) -> bool:
-    """Say whether a device takes another job that shares it, memory apart."""
+    """Return True if a device takes another job that shares it, regardless of memory."""
     if device.is_held or device.closed or not (has_slots or device.jobs):
         return False
     return device.slots is None or device.jobs < device.slots

@@ -1,15 +1,14 @@
-"""The board: all nodes and what is left of them; jobs are put on it and taken off in microseconds.
+"""The node index: all nodes and what is left of them. It places and releases jobs in microseconds.
 
-    board = Board(offers)
-    shape = board.shape_of(wanted)            # once for each kind of job, not for each job
-    placed = board.place(shape)               # decides and takes; None: there is no room now
-    board.release(placed)
-    bits = board.fitting(placed.node)         # which shapes could start there now: bit n is the shape with number n
-    board.place_on(placed.node, shape)
+    nodes = NodeIndex(offers)
+    shape = nodes.shape_of(wanted)            # once for each kind of job, not for each job
+    placed = nodes.place(shape)               # decides and reserves; None: no node has room now
+    nodes.release(placed)
+    bits = nodes.fitting(placed.node)         # which shapes could start there now: bit n is the shape with number n
+    nodes.place_on(placed.node, shape)
 
-What it decides is what asking `fit.choose` about every node and taking the best would decide, the first node winning
-among equals; what it costs depends neither on how many nodes there are nor on how many jobs wait. It has no lock and no
-clock: whoever owns it calls it from one thread.
+It decides as `fit.choose` applied to every node would, with the first node winning among equals. Its cost depends
+neither on the number of nodes nor on the number of waiting jobs. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -23,20 +22,19 @@ from stoker.scheduler.fit import DevicePlacement, Placement, choose
 from stoker.scheduler.layout import Home, Layout
 from stoker.scheduler.node_state import NodeUsage
 from stoker.scheduler.offers import MeasuredNode, NodeOffer
-from stoker.scheduler.routes import ShapeRoutes
+from stoker.scheduler.routes import ShapeRoutes, best_node, choose_on
 from stoker.scheduler.score import CostRule, Key, Rank
-from stoker.scheduler.search import best_node, choose_on
 from stoker.scheduler.shapes import Shape, idle, shape_of
 
 
 class PlacedJob(NamedTuple):
-    """A job's place, as it was taken. Give it back with `NodeIndex.release`."""
+    """The reservation of a placed job. Release it with `NodeIndex.release`."""
 
     node: str
     devices: tuple[str, ...]
-    """UUIDs; none: it runs on the CPU."""
+    """UUIDs; empty: it runs on the CPU."""
     is_shared: bool
-    """Others may be on its devices too."""
+    """Other jobs may use its device too."""
     score: float
     shape: Shape
     choice: Placement
@@ -44,16 +42,16 @@ class PlacedJob(NamedTuple):
 
 
 class NodeIndex:
-    """Nodes in a fixed order, and the jobs that hold parts of them."""
+    """Nodes in a fixed order, and the jobs placed on them."""
 
     def __init__(self, offers: Iterable[NodeOffer] = (), *, cost: CostRule | None = None) -> None:
-        """Lay out nodes; without a cost rule nobody is advised against devices."""
+        """Add nodes; without a cost rule no shape is advised against devices."""
         self._cost = cost
         self._layout = Layout()
         self._seats: dict[str, NodeUsage] = {}
         self._by_order: dict[int, NodeUsage] = {}
-        self._asks: dict[int, ShapeRoutes] = {}
-        self._shapes: dict[Shape, ShapeRoutes] = {}
+        self._by_id: dict[int, ShapeRoutes] = {}
+        self._by_shape: dict[Shape, ShapeRoutes] = {}
         self._listed: set[str] = set()
         self._live: dict[int, NodeUsage] = {}
         self._next_order = 0
@@ -62,13 +60,13 @@ class NodeIndex:
             self.put(offer)
 
     def put(self, offer: NodeOffer) -> bool:
-        """Add a node, or let it stand as this offer says; it keeps its place in the order.
+        """Add a node, or replace its state by this offer; a known node keeps its place in the order.
 
-        An offer for a known node counts the jobs that were placed there, as `offer` gives them; those it does not count
-        are off the board, and must not be released.
+        The offer of a known node counts the jobs that were placed there, as `offer` returns them; jobs that it does not
+        count are gone, and must not be released.
 
-        True if its lists name a word that no list named before: shapes that were asked for earlier don't know whether
-        it is one of their jobs' names, so ask for them again.
+        Return True if its lists contain a word that was in no list before: earlier shapes do not know whether it is one
+        of their jobs' names, so call `shape_of` again for them.
         """
         seat = self._seats.get(offer.node)
         if seat is None:
@@ -84,7 +82,7 @@ class NodeIndex:
         return is_new
 
     def remove(self, node: str) -> None:
-        """Forget a node; what was placed there needs no release."""
+        """Remove a node; jobs placed there need no release."""
         seat = self._seats.pop(node)
         del self._by_order[seat.order]
         self._layout.leave(seat)
@@ -95,95 +93,95 @@ class NodeIndex:
         return tuple(self._by_order[order].node for order in sorted(self._by_order))
 
     def offer(self, node: str) -> NodeOffer:
-        """Give a node as it stands now."""
+        """Return the offer of a node as of now."""
         return self._seats[node].offer()
 
     def shape_of(self, wanted: WantedJob) -> Shape:
-        """Give a job's shape: the same object for all jobs that are placed alike."""
-        return self._ask_of(shape_of(wanted, listed=self._listed, cost=self._cost)).shape
+        """Return the shape of a job: the same object for all jobs that are placed alike."""
+        return self._routes_of(shape_of(wanted, listed=self._listed, cost=self._cost)).shape
 
     def number_of(self, shape: Shape) -> int:
-        """Give a shape's bit in `fitting`, counted from 0 in the order in which shapes were first asked for."""
-        return self._ask(shape).number
+        """Return the bit of a shape in `fitting`, counted from 0 in the order of their first use."""
+        return self._routes(shape).number
 
     def place(self, shape: Shape) -> PlacedJob | None:
-        """Take the best place there is for a job of this shape; nothing if none fits now."""
-        ask = self._ask(shape)
+        """Reserve the best place for a job of this shape; return `None` if no node fits now."""
+        routes = self._routes(shape)
         layout = self._layout
         layout.settle()
-        order = best_node(ask, layout)
+        order = best_node(routes, layout)
         if order is None:
             return None
         home = layout.homes[order]
-        choice = choose_on(ask, home, layout)
+        choice = choose_on(routes, home, layout)
         if choice is None:
             message = f"the search points at {home.seat.node}, the rule says no"
             raise Bug(message)
-        return self._take(home, ask.shape, choice)
+        return self._take(home, routes.shape, choice)
 
     def place_on(self, node: str, shape: Shape) -> PlacedJob | None:
-        """Take the best place on this node; nothing if the job does not fit there now."""
-        ask = self._ask(shape)
+        """Reserve the best place on this node; return `None` if the job does not fit there now."""
+        routes = self._routes(shape)
         home = self._layout.current(self._layout.homes[self._seats[node].order])
-        choice = choose_on(ask, home, self._layout)
-        return None if choice is None else self._take(home, ask.shape, choice)
+        choice = choose_on(routes, home, self._layout)
+        return None if choice is None else self._take(home, routes.shape, choice)
 
     def would_fit(self, node: str, shape: Shape) -> bool:
-        """Say whether a job of this shape could start on the node now."""
+        """Return True if a job of this shape could start on the node now."""
         return choose(shape, self._seats[node]) is not None
 
     def fitting(self, node: str) -> int:
-        """Give the shapes of which a job could start on the node now: bit `number_of(shape)` for each."""
+        """Return the shapes of which a job could start on the node now: bit `number_of(shape)` for each."""
         return self._layout.fitting(self._layout.homes[self._seats[node].order])
 
     def beside(self, node: str) -> int:
-        """Give those of `fitting` that would be put beside their base model there."""
+        """Return those of `fitting` that would be placed beside their base model."""
         return self._layout.beside(self._layout.homes[self._seats[node].order])
 
     def seat(self, node: str) -> NodeUsage:
-        """Give a node itself, to be asked of the rule and never changed."""
+        """Return the state of a node for reading; callers must not change it."""
         return self._seats[node]
 
     def state(self, node: str) -> Hashable:
-        """Give what decides which shapes fit a node: where it is equal, the rule gives the same reasons."""
+        """Return what decides which shapes fit a node: nodes with equal values have the same reasons."""
         return self._layout.state(self._layout.homes[self._seats[node].order])
 
     def devices(self, node: str) -> tuple[str, ...]:
-        """Give the UUIDs of a node's devices, in its order."""
+        """Return the UUIDs of a node's devices, in its order."""
         return tuple([device.uuid for device in self._seats[node].devices])
 
     def choice(self, node: str, shape: Shape) -> Placement | None:
-        """Give what `place_on` would take, and take nothing."""
+        """Return what `place_on` would reserve, without reserving it."""
         home = self._layout.current(self._layout.homes[self._seats[node].order])
-        return choose_on(self._ask(shape), home, self._layout)
+        return choose_on(self._routes(shape), home, self._layout)
 
     def occupy(self, node: str, shape: Shape, devices: tuple[str, ...], *, is_shared: bool) -> PlacedJob:
-        """Count a job that has its place already, whatever the rule says of it now; devices that are gone are not."""
+        """Reserve for a job that runs already, whether it fits or not; devices that are gone are skipped."""
         home = self._layout.homes[self._seats[node].order]
         places = {device.uuid: at for at, device in enumerate(home.seat.devices)}
         taken = tuple(DevicePlacement(places[uuid], is_shared, False, 0.0) for uuid in devices if uuid in places)
         return self._take(home, shape, Placement(taken, Key(Rank(0, 0, 0, 0), 0.0)))
 
     def measure(self, node: str, measured: MeasuredNode) -> bool:
-        """Let a node be as it was measured just now; says whether that is other than before."""
+        """Set what was measured on a node; return True if anything changed."""
         seat = self._seats[node]
-        is_other = seat.measure(measured)
-        if is_other:
+        is_changed = seat.measure(measured)
+        if is_changed:
             self._layout.measured(self._layout.homes[seat.order])
-        return is_other
+        return is_changed
 
     def scratch(self, node: str, *, is_idle: bool = False) -> NodeUsage:
-        """Give a copy of a node to try things out on: as it stands, or with none of our jobs on it."""
+        """Return a copy of a node for what-if queries: as of now, or without our jobs."""
         seat = self._seats[node]
         offer = seat.offer()
         return NodeUsage(idle(offer) if is_idle else offer, seat.order)
 
     def fitting_as(self, scratch: NodeUsage) -> int:
-        """Give what `fitting` would give if a node were as this copy of it is."""
+        """Return what `fitting` would return if a node were in the state of this copy."""
         return self._layout.fitting(self._layout.as_if(scratch))
 
     def release(self, placed: PlacedJob) -> None:
-        """Give back what a job had."""
+        """Release what a job reserved."""
         seat = self._live.pop(placed.serial, None)
         if seat is None or not seat.jobs:
             message = f"what was placed on {placed.node} is released, and nothing is there"
@@ -205,13 +203,13 @@ class NodeIndex:
         uuids = tuple([seat.devices[one.at].uuid for one in taken])
         return PlacedJob(seat.node, uuids, is_shared, choice.key.score, shape, choice, serial)
 
-    def _ask(self, shape: Shape) -> ShapeRoutes:
-        # By identity: shapes are asked about far more often than made.
-        return self._asks.get(id(shape)) or self._ask_of(shape)
+    def _routes(self, shape: Shape) -> ShapeRoutes:
+        # By identity: shapes are looked up far more often than made.
+        return self._by_id.get(id(shape)) or self._routes_of(shape)
 
-    def _ask_of(self, shape: Shape) -> ShapeRoutes:
-        ask = self._shapes.get(shape)
-        if ask is None:
-            ask = self._shapes[shape] = self._asks[id(shape)] = ShapeRoutes(shape, len(self._shapes))
+    def _routes_of(self, shape: Shape) -> ShapeRoutes:
+        routes = self._by_shape.get(shape)
+        if routes is None:
+            routes = self._by_shape[shape] = self._by_id[id(shape)] = ShapeRoutes(shape, len(self._by_shape))
             self._layout.learn(shape)
-        return ask
+        return routes

@@ -12,7 +12,7 @@ from stoker.scheduler.shapes import Shape
 
 
 class DeviceUsage:
-    """One device of a seat."""
+    """One device of a node, and what jobs use of it."""
 
     __slots__ = (
         "admits",
@@ -52,12 +52,12 @@ class DeviceUsage:
         self.jobs = offered.jobs
         self.promised_bytes = offered.promised_bytes
         self.admits: float = 0
-        """The most that any shape asks for and that it has for a job alone."""
+        """The largest amount that any shape requires and that it has for a job alone; set by `layout`."""
         self.bases = {(one.base, one.size_bytes): one.jobs for one in offered.bases}
         self.bits = self.beside_bits = 0
-        """Which shapes could share it, and which of them beside their base model: as the layout last worked it out."""
+        """The shapes that could share it, and those of them beside their base model; computed by `layout`."""
         self.bits_version = -1
-        """How many shapes were known then; below 0: a job came or went since."""
+        """The number of shapes known at that computation; below 0 if a job started or ended since."""
 
     def has_base(self, base: str, size_bytes: int) -> bool:
         return (base, size_bytes) in self.bases
@@ -92,7 +92,7 @@ class DeviceUsage:
                 self.promised_bytes -= shape.base_bytes
 
     def measure(self, free_bytes: int | None, closed: str) -> bool:
-        """Take in what was measured; says whether that is news."""
+        """Set what was measured; return True if anything changed."""
         if free_bytes == self.offered.free_bytes and closed == self.offered.closed:
             return False
         self.offered = offered = changed(self.offered, free_bytes=free_bytes, closed=closed)
@@ -103,7 +103,7 @@ class DeviceUsage:
         return True
 
     def offer(self) -> DeviceOffer:
-        """Give it as it stands now."""
+        """Return its offer as of now."""
         return changed(
             self.offered,
             is_held=self.is_held,
@@ -117,7 +117,7 @@ class DeviceUsage:
 
 
 class NodeUsage:
-    """One node."""
+    """One node, and what jobs use of it."""
 
     __slots__ = (
         "_now",
@@ -148,7 +148,7 @@ class NodeUsage:
         self.stand_as(offered)
 
     def stand_as(self, offered: NodeOffer) -> None:
-        """Be as this offer says."""
+        """Replace the state by that of an offer."""
         self.offered = offered
         self._now = offered
         self.devices = [DeviceUsage(device) for device in offered.devices]
@@ -168,18 +168,18 @@ class NodeUsage:
         self.closed = offered.closed
 
     def measure(self, measured: MeasuredNode) -> bool:
-        """Take in what was measured; says whether that is news."""
-        is_news = self.ram_bytes != measured.ram_bytes or self.closed != measured.closed
+        """Set what was measured; return True if anything changed."""
+        is_changed = self.ram_bytes != measured.ram_bytes or self.closed != measured.closed
         self.ram_bytes = measured.ram_bytes
         self.closed = measured.closed
         for device, (free_bytes, closed) in zip(self.devices, measured.devices, strict=True):
-            is_news |= device.measure(free_bytes, closed)
-        if is_news:
+            is_changed |= device.measure(free_bytes, closed)
+        if is_changed:
             self._now = None
-        return is_news
+        return is_changed
 
     def take(self, shape: Shape, choice: Placement) -> None:
-        """Give a job what was chosen for it."""
+        """Reserve for a job what was chosen for it."""
         self._now = None
         self.jobs += 1
         self.ram_held_bytes += shape.ram_bytes
@@ -197,7 +197,7 @@ class NodeUsage:
             device.take(shape, is_shared=one.is_shared)
 
     def give_back(self, shape: Shape, uuids: tuple[str, ...], choice: Placement) -> None:
-        """Take back what a job was given; a device that is gone since is passed over."""
+        """Release what a job reserved; devices that are gone since are skipped."""
         self._now = None
         self.jobs -= 1
         self.ram_held_bytes -= shape.ram_bytes
@@ -217,7 +217,7 @@ class NodeUsage:
                 self.slots_held -= 1
 
     def _join(self, shape: Shape, device: str) -> None:
-        """Count what a job shares in RAM once."""
+        """Count the RAM that a job shares with others once."""
         process = (shape.base, shape.base_ram_bytes, device)
         there = self._processes.get(process, 0)
         self._processes[process] = there + 1
@@ -239,7 +239,7 @@ class NodeUsage:
         return next((device for device in self.devices if device.uuid == uuid), None)
 
     def offer(self) -> NodeOffer:
-        """Give it as it stands now: the same object until something comes, goes or is measured."""
+        """Return its offer as of now: the same object until a job starts or ends or a measurement changes."""
         if self._now is None:
             self._now = self._offer()
         return self._now

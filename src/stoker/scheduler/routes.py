@@ -1,17 +1,24 @@
-"""Routes: the ways of one shape to its places, worked out once, and the best place on each of them now."""
+"""Routes: the pools to which jobs of one shape may go, and the search for the best place in them.
+
+Routes are computed once for each shape. `best_node` tries them by the best score that each could have, until no other
+could be better. `choose_on` returns what `fit.choose` returns, from what is known of the shape and the node's pools.
+"""
 
 from __future__ import annotations
 
 from math import inf
 from typing import NamedTuple
 
-from stoker.scheduler.fit import is_wished
-from stoker.scheduler.layout import Layout
+from stoker.model.requirements import Wish
+from stoker.scheduler.fit import DevicePlacement, Placement, choose, is_wished, slices_left
+from stoker.scheduler.layout import Home, Layout
+from stoker.scheduler.node_state import DeviceUsage
 from stoker.scheduler.pools import (
     AlonePool,
     CpuPool,
     DeviceKind,
     Idle,
+    Ladders,
     Policy,
     SharedPool,
     allows,
@@ -20,14 +27,13 @@ from stoker.scheduler.pools import (
 )
 from stoker.scheduler.score import Key, Rank, cpu_score, shared_score, slices_needed
 from stoker.scheduler.shapes import Shape
-from stoker.scheduler.shelves import Ladders
 
 Found = tuple[Key, int]
-"""How good, and which node."""
+"""The key of a place, and the order of its node."""
 
 
 class AloneRoute:
-    """To nodes on which a shape's jobs may have devices alone."""
+    """Nodes on which jobs of a shape may have devices alone."""
 
     __slots__ = ("bound", "pool", "scores")
 
@@ -35,7 +41,7 @@ class AloneRoute:
         self.bound = bound
         self.pool = pool
         self.scores: dict[Idle, float] = {}
-        """How good nodes are by what is idle on them; zero: it is not enough."""
+        """Scores of nodes by their idle devices; 0 if these are too few."""
 
     def find(self, shape: Shape) -> Found | None:
         best_score, best_order = 0.0, -1
@@ -51,7 +57,7 @@ class AloneRoute:
 
 
 class SharedRoute:
-    """To devices that a shape's jobs may share."""
+    """Devices that jobs of a shape may share."""
 
     __slots__ = ("bound", "pool", "resident_rank")
 
@@ -83,7 +89,7 @@ class SharedRoute:
 
 
 class CpuRoute:
-    """To CPUs that a shape's jobs may run on."""
+    """CPUs that jobs of a shape may use."""
 
     __slots__ = ("bound", "need_slices", "pool")
 
@@ -110,7 +116,7 @@ class CpuRoute:
 
 
 class Ranks(NamedTuple):
-    """A shape's ranks under one policy; `fitting` is what `Rank` says."""
+    """The ranks of a shape with one policy; `fitting` as in `Rank`."""
 
     on_devices: Rank
     on_devices_fitting: Rank
@@ -119,7 +125,7 @@ class Ranks(NamedTuple):
 
 
 class ShapeRoutes:
-    """A shape, and its routes, the most promising first."""
+    """A shape and its routes, the best bound first."""
 
     __slots__ = (
         "_ranks",
@@ -146,13 +152,13 @@ class ShapeRoutes:
         self.version = -1
         self.devices: list[AloneRoute | SharedRoute] = []
         self.sharing: list[SharedRoute] = []
-        """Those of them on which its base may lie."""
+        """Those of them on which its base may be."""
         self.cpu: list[CpuRoute] = []
         self._ranks: dict[Policy, Ranks | None] = {}
         self._terms: dict[DeviceKind, tuple[bool, float]] = {}
 
     def ranks(self, policy: Policy, lists: dict[frozenset[str], int]) -> Ranks | None:
-        """Give its ranks under a policy; nothing if the policy does not allow it."""
+        """Return its ranks with a policy; `None` if the policy does not allow it."""
         try:
             return self._ranks[policy]
         except KeyError:
@@ -162,7 +168,7 @@ class ShapeRoutes:
             return found
 
     def terms(self, kind: DeviceKind) -> tuple[bool, float]:
-        """Say whether it would share devices of this kind, and how good they are if it has them alone; zero: never."""
+        """Return what `pools.terms_of` returns, computed once for each kind."""
         try:
             return self._terms[kind]
         except KeyError:
@@ -170,43 +176,77 @@ class ShapeRoutes:
             return found
 
 
-def plan_routes(ask: ShapeRoutes, layout: Layout) -> None:
-    """Find out which pools a shape's jobs may go to, and how good they could be there."""
-    ask.version = layout.version
-    ask.devices, ask.sharing, ask.cpu = [], [], []
+def best_node(routes: ShapeRoutes, layout: Layout) -> int | None:
+    """Return the order of the best node for a job of this shape now; `None` if none fits."""
+    if routes.version != layout.version:
+        _plan_routes(routes, layout)
+    wish = routes.shape.wish
+    if wish is Wish.NEVER:
+        found = _on_cpu(routes)
+    elif wish is Wish.REQUIRE:
+        found = _on_devices(routes)
+    elif routes.shape.is_advised_against:
+        found = _on_cpu(routes) or _on_devices(routes)
+    else:
+        found = _on_devices(routes) or _on_cpu(routes)
+    return None if found is None else found[1]
+
+
+def choose_on(routes: ShapeRoutes, home: Home, layout: Layout) -> Placement | None:
+    """Return what `fit.choose` returns for this shape and node, faster."""
+    shape = routes.shape
+    ram, cores = home.gate
+    if ram < shape.ram_bytes or cores < shape.cores or home.seat.closed:
+        return None
+    if len(home.groups) > 1:
+        return choose(shape, home.seat)
+    ranks = routes.ranks(home.policy, layout.known.host_lists)
+    if ranks is None:
+        return None
+    wish = shape.wish
+    on_devices = _devices_on(routes, home, ranks) if wish is not Wish.NEVER and home.groups else None
+    if wish is Wish.REQUIRE or (on_devices is not None and not shape.is_advised_against):
+        return on_devices
+    return _cpu_on(routes, home, ranks) or on_devices
+
+
+def _plan_routes(routes: ShapeRoutes, layout: Layout) -> None:
+    """Compute the pools to which jobs of a shape may go, and the best key of each."""
+    routes.version = layout.version
+    routes.devices, routes.sharing, routes.cpu = [], [], []
     lists = layout.known.host_lists
-    if ask.shape.takes_devices:
-        _plan_alone(ask, layout)
-        _plan_shared(ask, layout)
-        ask.devices.sort(key=lambda route: route.bound, reverse=True)
-    if ask.shape.takes_cpu:
+    if routes.shape.takes_devices:
+        _plan_alone(routes, layout)
+        _plan_shared(routes, layout)
+        routes.devices.sort(key=lambda route: route.bound, reverse=True)
+    if routes.shape.takes_cpu:
         for pool in layout.cpu_pools.values():
-            ranks = ask.ranks(pool.policy, lists)
+            ranks = routes.ranks(pool.policy, lists)
             if ranks is not None:
                 rank = ranks.on_cpu if pool.has_devices else ranks.on_cpu_fitting
-                ask.cpu.append(CpuRoute(Key(rank, inf), pool, ask.need_slices))
-        ask.cpu.sort(key=lambda route: route.bound, reverse=True)
+                routes.cpu.append(CpuRoute(Key(rank, inf), pool, routes.need_slices))
+        routes.cpu.sort(key=lambda route: route.bound, reverse=True)
 
 
-def _plan_alone(ask: ShapeRoutes, layout: Layout) -> None:
+def _plan_alone(routes: ShapeRoutes, layout: Layout) -> None:
     for pool in layout.alone_pools.values():
-        terms = [ask.terms(kind) for kind in pool.kinds]
+        terms = [routes.terms(kind) for kind in pool.kinds]
         best = max(0.0 if is_shared else score for is_shared, score in terms)
-        ranks = ask.ranks(pool.policy, layout.known.host_lists)
+        ranks = routes.ranks(pool.policy, layout.known.host_lists)
         if best and ranks is not None:
-            ask.devices.append(AloneRoute(Key(ranks.on_devices, best), pool))
+            routes.devices.append(AloneRoute(Key(ranks.on_devices, best), pool))
 
 
-def _plan_shared(ask: ShapeRoutes, layout: Layout) -> None:
+def _plan_shared(routes: ShapeRoutes, layout: Layout) -> None:
     for pool in layout.shared_pools.values():
-        is_shared, _ = ask.terms(pool.kind)
-        ranks = ask.ranks(pool.policy, layout.known.host_lists)
+        is_shared, _ = routes.terms(pool.kind)
+        ranks = routes.ranks(pool.policy, layout.known.host_lists)
         if is_shared and ranks is not None:
-            best = shared_score(pool.kind.usable_bytes, ask.shape.vram_bytes, pool.kind.speed, 0)
+            best = shared_score(pool.kind.usable_bytes, routes.shape.vram_bytes, pool.kind.speed, 0)
             route = SharedRoute(Key(ranks.on_devices, best), pool)
-            ask.devices.append(route)
-            if ask.shape.base:
-                ask.sharing.append(route)
+            routes.devices.append(route)
+            if routes.shape.base:
+                routes.sharing.append(route)
 
 
 def _ranks(shape: Shape, policy: Policy, lists: dict[frozenset[str], int]) -> Ranks:
@@ -218,3 +258,81 @@ def _ranks(shape: Shape, policy: Policy, lists: dict[frozenset[str], int]) -> Ra
             for is_fitting in (False, True)
         )
     )
+
+
+def _on_devices(routes: ShapeRoutes) -> Found | None:
+    shape = routes.shape
+    best: Found | None = None
+    for beside in routes.sharing:
+        best = _better(best, beside.find_beside_base(shape))
+    for route in routes.devices:
+        if best is not None and route.bound < best[0]:
+            break
+        best = _better(best, route.find(shape))
+    return best
+
+
+def _on_cpu(routes: ShapeRoutes) -> Found | None:
+    best: Found | None = None
+    for route in routes.cpu:
+        if best is not None and route.bound < best[0]:
+            break
+        best = _better(best, route.find(routes.shape))
+    return best
+
+
+def _better(one: Found | None, other: Found | None) -> Found | None:
+    """Return the better of two; of equal ones the first node."""
+    if one is None or other is None:
+        return one or other
+    if one[0] == other[0]:
+        return one if one[1] <= other[1] else other
+    return one if one[0] > other[0] else other
+
+
+def _devices_on(routes: ShapeRoutes, home: Home, ranks: Ranks) -> Placement | None:
+    seat = home.seat
+    slots = seat.slots - seat.slots_held
+    pool, devices = home.groups[0]
+    is_shared, score = routes.terms(pool.kind)
+    if is_shared:
+        return _shared_on(routes, devices, ranks, slots) if slots > 0 or seat.is_slot_per_device else None
+    count = routes.shape.device_count
+    if not score or (count > slots if seat.is_slot_per_device else slots < 1):
+        return None
+    need = routes.shape.vram_bytes
+    chosen: list[DevicePlacement] = []
+    for at, device in enumerate(devices):
+        if not device.jobs and device.admits >= need and not device.closed:
+            chosen.append(DevicePlacement(at, False, False, score))
+            if len(chosen) == count:
+                return Placement(tuple(chosen), Key(ranks.on_devices, score))
+    return None
+
+
+def _shared_on(routes: ShapeRoutes, devices: list[DeviceUsage], ranks: Ranks, slots: int) -> Placement | None:
+    base, need_alone, increment = routes.base, routes.shape.vram_bytes, routes.increment_bytes
+    best_at, best_score, best_resident = -1, -1.0, False
+    for at, device in enumerate(devices):
+        jobs = device.jobs
+        if device.is_held or device.closed or (slots < 1 and not jobs):
+            continue
+        is_resident = base is not None and base in device.bases
+        need, room = increment if is_resident else need_alone, device.shared_bytes - device.promised_bytes
+        if need > room or (device.slots is not None and jobs >= device.slots) or best_resident > is_resident:
+            continue
+        score = shared_score(room, need, device.speed, jobs)
+        if score > best_score or is_resident > best_resident:
+            best_at, best_score, best_resident = at, score, is_resident
+    if best_at < 0:
+        return None
+    rank = ranks.on_devices_fitting if best_resident else ranks.on_devices
+    return Placement((DevicePlacement(best_at, True, best_resident, best_score),), Key(rank, best_score))
+
+
+def _cpu_on(routes: ShapeRoutes, home: Home, ranks: Ranks) -> Placement | None:
+    seat = home.seat
+    if seat.slots_held >= seat.slots:
+        return None
+    score = cpu_score(slices_left(seat), routes.need_slices, seat.jobs)
+    return Placement((), Key(ranks.on_cpu if seat.devices else ranks.on_cpu_fitting, score))

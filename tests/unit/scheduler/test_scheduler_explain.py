@@ -6,9 +6,8 @@ from stoker.model.frozen import changed
 from stoker.model.requirements import WantedJob, Wish
 from stoker.model.resources import GIB
 from stoker.scheduler.changes import What
-from stoker.scheduler.explain import Explanation, explain
+from stoker.scheduler.explain import Explanation, PlacementRequest, Planned, explain, plan_jobs
 from stoker.scheduler.offers import NodeOffer, Sharing, offer_of
-from stoker.scheduler.planning import Planned, Wanted, plan_jobs
 from stoker.scheduler.score import CostRule
 from tests.unit.scheduler.fleets import DESKTOP, SAMPLE, card, gpu_job, job, machine
 
@@ -32,7 +31,7 @@ def test_never_names_the_largest_device() -> None:
 
 def test_a_desk_that_is_taken_could_be_shared_with_these_numbers() -> None:
     board_of_one = offer_of(changed(DESKTOP, name="desk", max_adapters=1))
-    (running,) = plan_jobs([Wanted(job=gpu_job(6 * 1024, "resnet/1"))], [board_of_one])
+    (running,) = plan_jobs([PlacementRequest(job=gpu_job(6 * 1024, "resnet/1"))], [board_of_one])
     assert running.waiting == 0
     (device,) = board_of_one.devices
     taken = changed(board_of_one, jobs=1, devices=(changed(device, is_held=True, jobs=1, promised_bytes=6 * GIB),))
@@ -135,7 +134,7 @@ def test_the_cost_rule_s_word_is_shown_even_where_it_is_not_followed() -> None:
 
 
 def planned(jobs: list[tuple[WantedJob, int]], fleet: list[NodeOffer]) -> tuple[Planned, ...]:
-    return plan_jobs([Wanted(job=one, count=count) for one, count in jobs], fleet)
+    return plan_jobs([PlacementRequest(job=one, count=count) for one, count in jobs], fleet)
 
 
 def test_the_higher_priority_is_placed_first_and_answers_come_in_the_order_of_the_file() -> None:

@@ -21,9 +21,8 @@ from stoker.model.lifecycle import JobState
 from stoker.model.requirements import WantedJob, environment_word
 from stoker.model.units import format_duration
 from stoker.scheduler.changes import Change, why_never
-from stoker.scheduler.explain import Explanation, NodeVerdict, explain
+from stoker.scheduler.explain import Explanation, Groups, NodeVerdict, explain
 from stoker.scheduler.fit import choose
-from stoker.scheduler.grouping import Groups
 from stoker.scheduler.offers import NodeOffer
 from stoker.scheduler.shapes import Shape, shape_of
 from stoker.wire.environments import Outlook

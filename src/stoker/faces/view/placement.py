@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from stoker.faces.view.signs import Signs
 from stoker.faces.view.tables import table
-from stoker.scheduler.explain import DeviceVerdict, Explanation, NodeVerdict
+from stoker.scheduler.explain import DeviceVerdict, Explanation, NodeVerdict, Planned
 from stoker.scheduler.node_index import PlacedJob
-from stoker.scheduler.planning import Planned
 from stoker.scheduler.reasons import Term
 
 _MOST_REASONS = 4

@@ -8,10 +8,9 @@ from stoker.model.clock import Clock
 from stoker.model.frozen import frozen
 from stoker.scheduler.offers import NodeOffer, offer_of
 from stoker.scheduler.simulation.bound import lower_bound
-from stoker.scheduler.simulation.mixes import Mix
 from stoker.scheduler.simulation.report import Report, report_of
 from stoker.scheduler.simulation.run import Run
-from stoker.scheduler.simulation.workload import make_batch, make_nodes, make_shapes
+from stoker.scheduler.simulation.workload import Mix, make_batch, make_nodes, make_shapes
 
 
 @frozen

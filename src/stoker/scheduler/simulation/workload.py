@@ -1,35 +1,85 @@
-"""Fleets and queues out of a mix and a seed: the same seed gives the same machines and the same jobs, everywhere.
+"""Workloads of the simulation: mixes from `mixes.toml`, and the fleets and queues drawn from a mix and a seed.
 
-Only `Random.random()` is drawn from, whose values Python promises to keep from version to version.
+The same seed gives the same nodes and jobs everywhere: only `Random.random()` is used, whose values Python keeps from
+version to version.
 """
 
 from __future__ import annotations
 
+import tomllib
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
 from itertools import accumulate
 from math import pow as pow_
 from random import Random
+from typing import Any
 
 from stoker.model.devices import MemoryType
 from stoker.model.frozen import frozen
 from stoker.model.nodes import Gpu, Node
 from stoker.model.requirements import Requirements, WantedJob, Wish
 from stoker.model.resources import GIB
-from stoker.scheduler.simulation.mixes import JobFamily, Mix, NodeKind, Range
 
+Range = tuple[float, float]
 _SPREAD = 1.25
-"""A job takes between its shape's time divided and multiplied by this."""
+"""A job takes between its shape's time divided by this and multiplied by this."""
 _FLATNESS = 0.6
-"""How unevenly jobs fall on the shapes of a family: the n-th is wanted 1 / n**flatness as often as the first."""
+"""How unevenly jobs are spread over the shapes of a family: the n-th is 1 / n**flatness as frequent as the first."""
 _MIB_STEP = 64
 _TRIES = 100
 
 
 @frozen
+class NodeKind:
+    """Nodes of one kind."""
+
+    name: str
+    gpus: tuple[tuple[str, int, int], ...] = ()
+    """Type, memory in MiB, count."""
+    is_unified: bool = False
+    cores: int
+    ram_gib: int
+    slots: int
+    shares: bool = False
+
+
+@frozen
+class JobFamily:
+    """Jobs that are drawn from the same ranges."""
+
+    share: float
+    wish: Wish
+    devices: tuple[int, ...] = (1,)
+    vram_gib: Range = (0.0, 0.0)
+    ram_gib: Range
+    cores: tuple[int, ...]
+    minutes: Range
+    may_share: bool = False
+    bases: int = 0
+    """The number of base models whose adapters they train; 0: none. `vram_gib` is then the memory beside the base."""
+    base_gib: Range = (0.0, 0.0)
+
+
+@frozen
+class Mix:
+    """A fleet and a queue, as shares of kinds of nodes and families of jobs."""
+
+    name: str
+    about: str
+    seed: int
+    jobs_per_node: int
+    """The length of the queue in measurements of the makespan."""
+    kinds: tuple[tuple[NodeKind, float], ...]
+    families: tuple[JobFamily, ...]
+    priorities: tuple[tuple[int, float], ...]
+
+
+@frozen
 class JobShape:
-    """Jobs that ask for the same: what they ask, and how long one takes on a device of speed 1."""
+    """Jobs of equal requirements, and how long one takes on a device of speed 1."""
 
     wanted: WantedJob
     expected_s: float
@@ -37,7 +87,7 @@ class JobShape:
 
 
 class Batch:
-    """A queue in the order of submission; columns instead of objects, since there may be millions."""
+    """A queue in the order of submission, in columns: there may be millions of jobs."""
 
     def __init__(self, shapes: Sequence[JobShape], *, makes_priorities: bool = True) -> None:
         self.shapes = tuple(shapes)
@@ -51,14 +101,22 @@ class Batch:
         return len(self.shape_of)
 
     def add(self, shape: int, work_s: float, priority: int = 0) -> None:
-        """Put a job at the end of the queue."""
+        """Append a job to the queue."""
         self.shape_of.append(shape)
         self.work_s.append(work_s)
         self.priority_of.append(priority)
 
 
+@cache
+def mixes() -> Mapping[str, Mix]:
+    """Return the mixes of `mixes.toml` by name, in the order of the file."""
+    document = tomllib.loads(files(__package__).joinpath("mixes.toml").read_text(encoding="utf-8"))
+    kinds = {name: _kind(name, fields) for name, fields in document["kinds"].items()}
+    return {name: _mix(name, fields, kinds) for name, fields in document["mixes"].items()}
+
+
 def make_nodes(mix: Mix, count: int, seed: int) -> tuple[Node, ...]:
-    """Make a fleet: each kind as often as its share says, in an order drawn from the seed."""
+    """Return a fleet: each kind by its share, in an order drawn from the seed."""
     counts = apportion([share for _, share in mix.kinds], count)
     kinds = [kind for (kind, _), many in zip(mix.kinds, counts, strict=True) for _ in range(many)]
     shuffle(kinds, _drawing("fleet", seed))
@@ -67,7 +125,7 @@ def make_nodes(mix: Mix, count: int, seed: int) -> tuple[Node, ...]:
 
 
 def make_shapes(mix: Mix, count: int, seed: int) -> tuple[JobShape, ...]:
-    """Draw the shapes of a queue: of each family as many as its share says, one at least."""
+    """Return the shapes of a queue: of each family by its share, at least one."""
     random = _drawing("shapes", seed)
     counts = [max(1, many) for many in apportion([family.share for family in mix.families], count)]
     while sum(counts) > max(count, len(counts)):
@@ -86,7 +144,7 @@ def make_shapes(mix: Mix, count: int, seed: int) -> tuple[JobShape, ...]:
 
 
 def make_batch(mix: Mix, shapes: Sequence[JobShape], count: int, seed: int, *, is_equal: bool = False) -> Batch:
-    """Draw a queue of jobs; `is_equal` gives all the same priority."""
+    """Return a queue of jobs; with `is_equal` all have the same priority."""
     random = _drawing("jobs", seed).random
     batch = Batch(shapes, makes_priorities=not is_equal)
     limits = list(accumulate(shape.weight for shape in shapes))
@@ -103,7 +161,7 @@ def make_batch(mix: Mix, shapes: Sequence[JobShape], count: int, seed: int, *, i
 
 
 def apportion(shares: Sequence[float], count: int) -> list[int]:
-    """Divide a whole number by shares: rounded down, what is left to those that lost most."""
+    """Divide a whole number by shares: rounded down, and the rest to the largest remainders."""
     whole = sum(shares)
     exact = [count * share / whole for share in shares]
     counts = [int(part) for part in exact]
@@ -114,14 +172,58 @@ def apportion(shares: Sequence[float], count: int) -> list[int]:
 
 
 def shuffle(things: list[NodeKind], random: Random) -> None:
-    """Put things into an order drawn evenly from all orders."""
+    """Shuffle in place, every order equally likely."""
     for place in range(len(things) - 1, 0, -1):
         other = int(random.random() * (place + 1))
         things[place], things[other] = things[other], things[place]
 
 
+def _kind(name: str, fields: dict[str, Any]) -> NodeKind:
+    return NodeKind(
+        name=name,
+        gpus=tuple((str(type_), int(vram_mb), int(count)) for type_, vram_mb, count in fields.get("gpus", ())),
+        is_unified=fields.get("unified", False),
+        cores=fields["cores"],
+        ram_gib=fields["ram_gib"],
+        slots=fields["slots"],
+        shares=fields.get("shares", False),
+    )
+
+
+def _mix(name: str, fields: dict[str, Any], kinds: Mapping[str, NodeKind]) -> Mix:
+    return Mix(
+        name=name,
+        about=fields["about"],
+        seed=fields["seed"],
+        jobs_per_node=fields["jobs_per_node"],
+        kinds=tuple((kinds[kind], float(share)) for kind, share in fields["nodes"].items()),
+        families=tuple(map(_family, fields["jobs"])),
+        priorities=tuple((int(priority), float(share)) for priority, share in fields["priorities"].items()),
+    )
+
+
+def _family(fields: dict[str, Any]) -> JobFamily:
+    ranges = {name: _range(fields[name]) for name in ("vram_gib", "base_gib") if name in fields}
+    return JobFamily(
+        share=float(fields["share"]),
+        wish=Wish(fields["wish"]),
+        devices=tuple(fields.get("devices", (1,))),
+        ram_gib=_range(fields["ram_gib"]),
+        cores=tuple(fields["cores"]),
+        minutes=_range(fields["minutes"]),
+        may_share=fields.get("may_share", False),
+        bases=fields.get("bases", 0),
+        **ranges,
+    )
+
+
+def _range(pair: list[float]) -> Range:
+    low, high = pair
+    return float(low), float(high)
+
+
 def _drawing(what: str, seed: int) -> Random:
-    return Random(f"{what} {seed}")  # noqa: S311 - to be had again is what it is for
+    return Random(f"{what} {seed}")  # noqa: S311 - reproducible on purpose
 
 
 def _node(kind: NodeKind, name: str) -> Node:
@@ -143,7 +245,7 @@ def _node(kind: NodeKind, name: str) -> Node:
 
 
 def _new_requirements(family: JobFamily, random: Random, known: set[Requirements]) -> Requirements:
-    """Draw until it is one that nobody has yet; narrow ranges may have no more."""
+    """Draw until the requirements are new; after some tries accept known ones, as narrow ranges may have no more."""
     drawn = _requirements(family, random)
     for _ in range(_TRIES):
         if drawn not in known:
@@ -155,7 +257,7 @@ def _new_requirements(family: JobFamily, random: Random, known: set[Requirements
 
 def _requirements(family: JobFamily, random: Random) -> Requirements:
     base = 1 + int(random.random() * family.bases) if family.bases else 0
-    # Every adapter of a base agrees on the base's size.
+    # All adapters of a base have the same base size.
     base_bytes = _mib(_between(family.base_gib, _drawing("base", base))) if base else 0
     is_on_device = family.wish is not Wish.NEVER
     return Requirements(
@@ -180,6 +282,6 @@ def _one_of(values: Sequence[int], random: Random) -> int:
 
 
 def _mib(gib: float) -> int:
-    """Give bytes in steps that people would write."""
+    """Return bytes in steps of 64 MiB, at least one step."""
     step = _MIB_STEP * 1024**2
     return max(1, int(gib * GIB / step)) * step

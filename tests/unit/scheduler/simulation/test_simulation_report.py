@@ -9,9 +9,9 @@ from stoker.faces.view.simulation import report_lines, timeline_chart
 from stoker.faces.view.svg import to_svg
 from stoker.model.clock import SystemClock
 from stoker.scheduler.simulation.agenda import Agenda
-from stoker.scheduler.simulation.mixes import mixes
 from stoker.scheduler.simulation.report import quantile
 from stoker.scheduler.simulation.simulating import Asked, Simulated, simulate
+from stoker.scheduler.simulation.workload import mixes
 
 
 @pytest.fixture(scope="module")

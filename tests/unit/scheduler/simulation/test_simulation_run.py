@@ -8,10 +8,9 @@ from stoker.model.nodes import Gpu, Node
 from stoker.model.requirements import Requirements, WantedJob, Wish
 from stoker.model.resources import GIB
 from stoker.scheduler.offers import offer_of
-from stoker.scheduler.simulation.mixes import mixes
 from stoker.scheduler.simulation.report import digest_of
 from stoker.scheduler.simulation.run import NOWHERE, Run
-from stoker.scheduler.simulation.workload import Batch, JobShape, make_batch, make_nodes, make_shapes
+from stoker.scheduler.simulation.workload import Batch, JobShape, make_batch, make_nodes, make_shapes, mixes
 from tests.unit.scheduler.simulation.auditor import audit
 
 MIXES = sorted(mixes())

@@ -6,8 +6,7 @@ import pytest
 
 from stoker.faces.cli.admin import simulate as command
 from stoker.model.digests import digest_value
-from stoker.scheduler.simulation.mixes import mixes
-from stoker.scheduler.simulation.workload import apportion, make_batch, make_nodes, make_shapes
+from stoker.scheduler.simulation.workload import apportion, make_batch, make_nodes, make_shapes, mixes
 
 MIXES = sorted(mixes())
 

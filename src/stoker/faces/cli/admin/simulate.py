@@ -77,8 +77,8 @@ def perform(call: Call, given: dict[str, Any]) -> int:
 def _asked(call: Call, given: dict[str, Any]) -> tuple[Asked, str]:
     from stoker.model.errors import Usage
     from stoker.model.suggest import did_you_mean
-    from stoker.scheduler.simulation.mixes import mixes
     from stoker.scheduler.simulation.simulating import Asked
+    from stoker.scheduler.simulation.workload import mixes
 
     name = given["mix"] or _MIXES[-1]
     mix = mixes().get(name)

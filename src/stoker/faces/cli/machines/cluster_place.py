@@ -22,8 +22,8 @@ from stoker.hardware.host_name import host_name
 from stoker.hardware.ledger.asking import Candidate
 from stoker.model.nodes import Cluster, Node
 from stoker.model.requirements import DEFAULT_RAM_BYTES
+from stoker.scheduler.explain import PlacementRequest, Planned, plan_jobs
 from stoker.scheduler.offers import NodeOffer, agree, node_name, node_of, offer_of, with_holders
-from stoker.scheduler.planning import Planned, Wanted, plan_jobs
 from stoker.scheduler.score import CostRule
 
 _MOST_NAMED = 8
@@ -58,7 +58,7 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     manifest = read_manifest(given["file"], call.path(given["file"]), known)
     cluster = overlaid(declared, manifest.hosts)
     offers = _offers(call, cluster)
-    wanted = [Wanted(job=job.wanted(), count=trials_of(job)) for job in manifest.jobs]
+    wanted = [PlacementRequest(job=job.wanted(), count=trials_of(job)) for job in manifest.jobs]
     cost = None if given["no_cost_rule"] else CostRule()
     planned = plan_jobs(wanted, offers, cost=cost, explains_all=given["explain"])
     _tell(call, planned, offers, explains=given["explain"])
@@ -141,7 +141,7 @@ def _counted(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _tell_unchecked(call: Call, wanted: Sequence[Wanted], offers: Sequence[NodeOffer]) -> None:
+def _tell_unchecked(call: Call, wanted: Sequence[PlacementRequest], offers: Sequence[NodeOffer]) -> None:
     """Say which machines were not asked about RAM or cores, if a job wants more than usual: nobody knows theirs."""
     asked = [one.job.requirements for one in wanted]
     unknown = {
