@@ -1,10 +1,10 @@
-"""Speeds by the words of a name: system B's figures, whatever else the name says."""
+"""Speeds by device names, and the cost rule. Scores of places are in `test_scheduler_fixed_points`."""
 
 from __future__ import annotations
 
 import pytest
 
-from stoker.scheduler.score import CPU_SPEED, speed_of
+from stoker.scheduler.score import CPU_SPEED, CostRule, speed_of
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,30 @@ def test_a_slice_of_a_device_is_that_part_of_it() -> None:
 
 def test_a_cpu_is_a_hundredth() -> None:
     assert CPU_SPEED == 0.01
+
+
+def test_system_b_s_figures_decide_as_they_did() -> None:
+    rule = CostRule()
+    assert rule.advise(1, 100).is_worth is False
+    assert rule.advise(1, 1_000_000).is_worth is True
+
+
+def test_exactly_five_times_is_not_more_than_five_times() -> None:
+    rule = CostRule(us_per_mb=64.0, us_per_mflop=1.0)
+    assert rule.advise(1, 320).is_worth is False
+    assert rule.advise(1, 321).is_worth is True
+
+
+def test_where_the_cpu_is_known_it_is_compared_with() -> None:
+    rule = CostRule(cpu_us_per_mflop=1.0)
+    assert rule.advise(1, 41).is_worth is True
+    assert rule.advise(1, 40).is_worth is False
+    assert rule.advise(1, 41).rule == "device beats cpu"
+    assert "41 µs on the CPU" in str(rule.advise(1, 41))
+
+
+def test_of_work_that_nobody_declared_it_says_nothing() -> None:
+    for advice in (CostRule().advise(0, 100), CostRule().advise(1, 0)):
+        assert advice.is_worth is None
+        assert not advice.is_against
+        assert "no opinion" in str(advice)

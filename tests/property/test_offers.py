@@ -1,4 +1,4 @@
-"""Whether a machine can run a job is said in words by one module and decided by another: they never disagree."""
+"""Declarations and detections agree on the smaller value; reasons of idle machines name both amounts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from stoker.model.capability import Capability
 from stoker.model.devices import MIB, Backend, Device, MemoryType
 from stoker.model.nodes import Gpu, Node
 from stoker.model.requirements import Requirements, WantedJob, Wish
-from stoker.scheduler.eligibility import can_run
-from stoker.scheduler.fit import choose
+from stoker.scheduler.fit import UnfitReason, choose
 from stoker.scheduler.offers import agree, node_of
+from stoker.scheduler.reasons import obstacles
 from stoker.scheduler.shapes import shape_of
 from tests.unit.hardware.machines import NO, UNKNOWN, YES, capability, device
 
@@ -61,18 +61,16 @@ def wishes(draw: st.DrawFn) -> Requirements:
 
 
 @given(machines(), wishes())
-def test_an_idle_machine_that_can_run_a_job_is_one_where_placement_starts_it(
+def test_reasons_of_an_idle_machine_are_there_exactly_if_the_job_does_not_fit_and_amounts_have_both_numbers(
     machine: Capability, wish: Requirements
 ) -> None:
-    answer = can_run(machine, wish)
-    choice = choose(shape_of(WantedJob(name="", requirements=wish)), agree(None, machine).offer)
-    assert answer.ok == (choice is not None)
-    assert answer.reason
-    if choice is not None:
-        assert answer.uses_gpu == bool(choice.devices)
-        assert len(answer.devices) in (0, wish.device_count)
-    elif "GiB" in answer.reason:
-        assert len(re.findall(r"\d+\.\d GiB", answer.reason)) >= 2
+    offer = agree(None, machine).offer
+    shape = shape_of(WantedJob(name="", requirements=wish))
+    found = obstacles(shape, offer)
+    assert bool(found) == (choose(shape, offer) is None)
+    for one in found:
+        if one.code in (UnfitReason.TOO_SMALL, UnfitReason.ROOM, UnfitReason.RAM):
+            assert len(re.findall(r"\d+(?:\.\d)? [KMG]?i?B", one.why)) >= 2
 
 
 @given(machines(), st.lists(st.tuples(st.integers(0, 4), sizes.filter(bool)), unique_by=lambda one: one[0]))
