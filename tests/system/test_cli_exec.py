@@ -96,7 +96,7 @@ def test_an_operator_looks_inside_a_running_job_and_nothing_of_that_outlives_it(
             "print('aside', file=sys.stderr); sys.exit(7)"
         )
         told = subprocess.run(
-            [sys.executable, "-P", "-m", "stoker", "exec", "long", "--", "python3", "-c", script],
+            [sys.executable, "-P", "-m", "stoker", "exec", "long", "--", "python", "-c", script],
             cwd=desk.folder,
             env=desk.env,
             input="typed",
@@ -124,7 +124,7 @@ def test_an_operator_looks_inside_a_running_job_and_nothing_of_that_outlives_it(
         _ends_with_whoever_began_it_and_with_the_job(desk, fleet)
         wait_until(lambda: len(_events(fleet, "exec_ended")) == len(_events(fleet, "exec_begun")))
         begun, ends = _events(fleet, "exec_begun"), _events(fleet, "exec_ended")
-    assert [one["program"] for one in begun] == ["python3", "sh", "a shell", "sleep", "sleep"]
+    assert [one["program"] for one in begun] == ["python", "sh", "a shell", "sleep", "sleep"]
     assert all(one["by"] for one in (*begun, *ends))
     assert ends[0]["exit_code"] == 7
     assert SECRET not in json.dumps((begun, ends))

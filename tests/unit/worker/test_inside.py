@@ -179,6 +179,20 @@ def test_a_command_lives_as_the_job_s_own_program_does(program: Child, tmp_path:
         command_for(("no-such-program",), place, "")
 
 
+def test_python_beside_a_job_is_the_interpreter_that_the_job_gets(tmp_path: Path) -> None:
+    only = tmp_path / "bin"
+    only.mkdir()
+    (only / "python3").symlink_to(sys.executable)
+    place = Place(folder=str(tmp_path), environment={"PATH": str(only)})
+    argv, _ = command_for(("python", "-c", "x"), place, "")
+    assert argv == (str(only / "python3"), "-c", "x"), "a plain Debian has no program called python"
+    own = tmp_path / ".venv" / "bin"
+    own.mkdir(parents=True)
+    (own / "python").symlink_to(sys.executable)
+    argv, _ = command_for(("python",), place, "")
+    assert argv == (str(own / "python"),)
+
+
 def test_beside_a_job_without_a_program_a_command_gets_what_its_attempt_was_given():
     given = Given(folder="/", environment=ENV, secrets={"TOKEN": SECRET}, user=None)
     attempt = start(["/bin/sleep", "1000"], cwd="/", env={})

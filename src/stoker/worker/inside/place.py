@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from stoker.host.containment.box import MARK
 from stoker.host.entry import find_program
 from stoker.host.identity import ProcessIdentity
+from stoker.host.interpreter import find_python, is_bare_python
 from stoker.host.other_user import OtherUser
 from stoker.host.process_table import ProcessRow, living_rows
 from stoker.host.seating import procs_files_of
@@ -97,7 +98,7 @@ def command_for(argv: tuple[str, ...], place: Place, term: str) -> tuple[tuple[s
         shell = next((path for path in wanted if path and os.access(path, os.X_OK)), _SHELLS[-1])
         return (shell,), environment
     try:
-        return (find_program(argv[0], cwd=place.folder, env=environment), *argv[1:]), environment
+        return (_find(argv[0], place.folder, environment), *argv[1:]), environment
     except NoPermission:
         raise ProgramNotFound(f"{argv[0]} may not be executed there", hint="name its interpreter") from None
     except LocalFile as error:
@@ -105,6 +106,15 @@ def command_for(argv: tuple[str, ...], place: Place, term: str) -> tuple[tuple[s
             raise
         hint = error.hint or "it is looked for on the job's PATH, and in its folder as ./NAME"
         raise ProgramNotFound(f"there is no program {argv[0]} there", hint=hint) from None
+
+
+def _find(word: str, folder: str, environment: Mapping[str, str]) -> str:
+    """Return the program that a word means beside the job; `python` is the interpreter that the job itself gets."""
+    if is_bare_python(word):
+        python = find_python("", folder=folder, environment=environment, own_prefix=sys.prefix, word=word)
+        if python.path:
+            return python.path
+    return find_program(word, cwd=folder, env=environment)
 
 
 def _variables_of(pid: int) -> dict[str, str]:
