@@ -166,12 +166,13 @@ def test_a_command_lives_as_the_job_s_own_program_does(program: Child, tmp_path:
     given = Given(folder=str(tmp_path), environment={"PATH": "/nowhere"}, secrets={"TOKEN": "an-old-value"}, user=None)
     place = place_beside(mine(), given, clock=clock, patience_s=PATIENCE_S)
     assert find_running(mine(), living_rows())[0] == program.identity.pid  # type: ignore[index]
-    assert (place.folder, place.environment["VIRTUAL_ENV"], place.environment["STOKER_OUT"]) == (
+    assert (place.folder, place.environment["VIRTUAL_ENV"], place.environment["STOKER_JOB_OUT"]) == (
         str(tmp_path),
         "/v",
         "/out",
     )
-    assert "STOKER_CONTROL" not in place.environment, "who looks must not speak for the program"
+    for name in ("STOKER_CONTROL", "STOKER_OUT"):
+        assert name not in place.environment, "what a command beside the program writes is not the program's"
     assert set(place.hidden) == {"an-old-value", SECRET}
     argv, environment = command_for(("sh", "-c", "x"), place, "xterm")
     assert (os.path.isabs(argv[0]), environment["TERM"]) == (True, "xterm")

@@ -22,8 +22,10 @@ from stoker.model.errors import LocalFile, NoPermission, ProgramNotFound
 from stoker.model.frozen import frozen
 
 _PROGRAMS_OWN = "STOKER_OUT"
-_REPORTS = ("STOKER_CONTROL", "STOKER_METRICS")
-"""By these a program tells of itself: whoever looks at it must not speak for it by mistake."""
+_REPORTS = ("STOKER_CONTROL", "STOKER_METRICS", _PROGRAMS_OWN)
+"""By these a program reports and gives its result: a command beside it must not do so by mistake."""
+_RESULT = "STOKER_JOB_OUT"
+"""Where a command beside the program finds the folder of its result."""
 _LOOK_AGAIN_S = 0.05
 _SHELLS = ("/bin/bash", "/bin/sh")
 
@@ -62,11 +64,17 @@ def place_beside(child: ProcessIdentity, given: Given, *, clock: Clock, patience
     theirs = {**given.environment, **given.secrets} if found is None else found[1]
     return Place(
         folder=given.folder,
-        environment={name: value for name, value in theirs.items() if name not in _REPORTS},
+        environment=_beside(theirs),
         procs_files=() if found is None else procs_files_of(found[0]),
         user=given.user,
         hidden=tuple({*given.secrets.values(), *(theirs[name] for name in given.secrets if theirs.get(name))}),
     )
+
+
+def _beside(theirs: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a command beside a program that has these."""
+    kept = {name: value for name, value in theirs.items() if name not in _REPORTS}
+    return {**kept, _RESULT: theirs[_PROGRAMS_OWN]} if _PROGRAMS_OWN in theirs else kept
 
 
 def find_running(child: ProcessIdentity, rows: Iterable[ProcessRow]) -> tuple[int, dict[str, str]] | None:
