@@ -1,11 +1,13 @@
-"""Room for the bodies of requests: a budget for all, a share for each, large ones on disk."""
+"""Room for the bodies of requests: a budget for all, a share for each, large ones on disk; and for those of answers."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import weakref
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from stoker.coordinator.service.access import LOCAL_ADMIN
 from stoker.coordinator.service.bodies import RETRY_S, SPOOL_BYTES, Bodies, Incoming, spooled
 from stoker.coordinator.service.intake import WORD_BYTES
 from stoker.coordinator.service.job_routes import JobRoutes
+from stoker.coordinator.service.office import BULK_ANSWERS, BULK_PIECE_BYTES, PIECE_BYTES, Office
+from stoker.model.clock import SystemClock
 from stoker.model.errors import NoSpace, Unavailable
 from stoker.model.fleet_errors import TooLarge
 from stoker.wire.orders import Submission, Submitted
@@ -254,5 +258,37 @@ def test_submissions_that_have_come_whole_are_in_memory_one_at_a_time(tmp_path: 
         assert (desk.most_in_memory, desk.in_memory) == (1, 0)
         # However slowly the client reads why, the submission is gone.
         assert all(one() is None for one in desk.refused)
+
+    run(act)
+
+
+def idle_office() -> Office:
+    """Make an office that is asked for bytes alone."""
+    queue: Any = SimpleNamespace(reader=None, is_current=None, on_change=lambda _: None, on_wish=lambda _: None)
+    keeping: Any = SimpleNamespace(on_growth=lambda _: None)
+    rest: Any = {"views": None, "about": None, "clock": SystemClock(), "reload": None}
+    return Office(queue=queue, keeping=keeping, **rest)
+
+
+def test_answers_come_in_large_pieces_but_only_a_few_at_a_time():
+    data = bytes(range(256)) * (3 * MIB // 256)
+
+    async def act() -> None:
+        office = idle_office()
+        streams = [io.BytesIO(data) for _ in range(BULK_ANSWERS + 3)]
+        # None of these reads on: each has its first piece in memory.
+        slow = [office.pieces(stream) for stream in streams]
+        sizes = [len(await anext(pieces)) for pieces in slow]
+        assert sizes == [BULK_PIECE_BYTES] * BULK_ANSWERS + [PIECE_BYTES] * 3
+        # The room of one that left, or has come to its end, is there for the next.
+        await slow[0].aclose()  # type: ignore[attr-defined]
+        assert b"".join([piece async for piece in slow[1]]) == data[BULK_PIECE_BYTES:]
+        assert streams[0].closed
+        assert streams[1].closed
+        later = [office.pieces(io.BytesIO(data)) for _ in range(3)]
+        assert [len(await anext(pieces)) for pieces in later] == [BULK_PIECE_BYTES] * 2 + [PIECE_BYTES]
+        assert b"".join([piece async for piece in later[2]]) == data[PIECE_BYTES:]
+        office.close()
+        office.end()
 
     run(act)

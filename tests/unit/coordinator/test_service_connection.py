@@ -13,9 +13,10 @@ import pytest
 
 from stoker.coordinator.service.access import LOCAL_WORKER, Peer
 from stoker.coordinator.service.bodies import Bodies
+from stoker.coordinator.service.buffered import BULK_BYTES, READ_BYTES
 from stoker.coordinator.service.connection import Connection, Patience
 from stoker.coordinator.service.exchange import Reply, Route
-from stoker.coordinator.service.intake import SPEECH_BYTES
+from stoker.coordinator.service.intake import SPEECH_BYTES, WORD_BYTES
 from stoker.coordinator.service.running import Running, Stage
 from stoker.coordinator.service.speech import Receive, Scope, Send, say
 from stoker.host.listening import listen_at
@@ -44,6 +45,7 @@ class Toy:
     def __init__(self) -> None:
         self.left = threading.Event()
         self.has_asked = threading.Event()
+        self.may_read = asyncio.Event()
         self.app = self
         self.words = Bodies()
         self.waiting: list[asyncio.Task[None]] = []
@@ -58,6 +60,8 @@ class Toy:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         size, more = 0, True
+        if scope["path"] == "/later":
+            await self.may_read.wait()
         while more:
             message = await receive()
             size += len(message.get("body", b""))
@@ -425,3 +429,35 @@ def test_a_look_at_one_connection_that_fails_keeps_the_others_watched(toy, caplo
             connection.sendall(b"POST /quick HTTP/1.1\r\n")
             assert read_answer(connection)[0] == 408
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
+
+
+def test_a_large_body_is_read_in_bulk_once_it_is_waited_for_and_nothing_beyond_it(toy, monkeypatch):
+    reads: list[int] = []
+    is_full = threading.Event()
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    def note(connection: Connection, data: bytes, receive: Any = Connection.data_received) -> None:
+        loops.append(connection.loop)
+        reads.append(len(data))
+        receive(connection, data)
+        if connection.flow.read_paused:
+            is_full.set()
+
+    monkeypatch.setattr(Connection, "data_received", note)
+    first, second = post("/later", bytes(2 << 20)), post("/app", bytes(5), connection="close")
+    with dial(toy) as connection:
+        sender = threading.Thread(target=connection.sendall, args=(first + second,))
+        sender.start()
+        assert is_full.wait(DEADLINE_S)
+        held = list(reads)
+        loops[0].call_soon_threadsafe(toy[0].may_read.set)
+        answers = b"".join(iter(lambda: connection.recv(65536), b""))
+        sender.join(DEADLINE_S)
+    assert [f'"size": {size}}}'.encode() in answers for size in (2 << 20, 5)] == [True, True]
+    # As long as the body is not waited for, it has no room.
+    assert max(held) <= READ_BYTES
+    assert sum(held) <= WORD_BYTES + 2 * READ_BYTES
+    assert READ_BYTES < max(reads) <= BULK_BYTES
+    ends = [sum(reads[: index + 1]) for index, size in enumerate(reads) if size > READ_BYTES]
+    assert ends[-1] <= len(first)
+    assert sum(reads) == len(first + second)

@@ -17,7 +17,7 @@ from typing import Any
 
 from stoker.coordinator.authority.guesses import source_of
 from stoker.coordinator.service.access import is_loopback
-from stoker.coordinator.service.buffered import Buffered
+from stoker.coordinator.service.buffered import Buffered, Reader
 from stoker.model.frozen import frozen
 
 _AT_ONCE = 16
@@ -49,7 +49,7 @@ class Accepting:
     def __init__(
         self,
         listening: socket.socket,
-        connect: Callable[[], asyncio.Protocol],
+        connect: Callable[[], Reader],
         context: ssl.SSLContext | None,
         *,
         handshake_s: float,

@@ -19,7 +19,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from stoker.coordinator.service.accepting import Crowd
 from stoker.coordinator.service.access import UNKNOWN, Peer
+from stoker.coordinator.service.buffered import BULK_BYTES, READ_BYTES, Reader
 from stoker.coordinator.service.exchange import Door, Exchange
+from stoker.coordinator.service.intake import WORD_BYTES
 from stoker.coordinator.service.speech import LOG, json_bytes
 from stoker.coordinator.service.who import PEER
 from stoker.host.door import user_at
@@ -78,7 +80,7 @@ class _NotRead(Exception):
     """Ends the parsing of what has come: the rest of it is not read."""
 
 
-class Connection(HttpToolsProtocol):
+class Connection(HttpToolsProtocol, Reader):
     """One connection. `look` is called now and then."""
 
     patience = PATIENCE
@@ -95,6 +97,8 @@ class Connection(HttpToolsProtocol):
         self._framing_bytes = 0
         """Of the newest request, all that is not its body."""
         self._body_bytes = 0
+        self._announced_bytes = 0
+        """Of the newest request's body, as its head says; 0 if it comes in chunks."""
         self._read_body_bytes = 0
         """Of bodies, in what was read last."""
         self._pieces = 0
@@ -137,6 +141,7 @@ class Connection(HttpToolsProtocol):
         scope[PEER] = self._peer
         self._is_in_head, self._is_whole = True, False
         self._framing_bytes = self._body_bytes = self._pieces = self._dropped_bytes = self._trailers = 0
+        self._announced_bytes = 0
         self._began_s = self._heard_s
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -159,6 +164,8 @@ class Connection(HttpToolsProtocol):
             self._ignore_rest()
             raise _NotRead
         self._window_s, self._window_bytes = self._heard_s, 0
+        if b"content-length" in names:
+            self._announced_bytes = int(self.headers[names.index(b"content-length")][1])
         if not self._begin_exchange():
             # Raises for a URL without a path: nothing answers this request yet.
             super().on_headers_complete()
@@ -178,6 +185,11 @@ class Connection(HttpToolsProtocol):
             cycle.take(body)
         else:
             super().on_body(body)
+        # What comes next is nothing but body, and there is room for it: of one without, no more than `WORD_BYTES` are
+        # read, and then nothing until it is waited for. What follows the body is not read with it.
+        left_bytes = self._announced_bytes - self._body_bytes
+        is_bulk = left_bytes > READ_BYTES and self._body_bytes > WORD_BYTES and not self.pipeline
+        self.read_bytes = min(left_bytes, BULK_BYTES) if is_bulk else READ_BYTES
 
     def on_message_complete(self) -> None:
         self._is_whole = True

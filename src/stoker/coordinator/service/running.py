@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import uvicorn
 
 from stoker.coordinator.service.accepting import Accepting
-from stoker.coordinator.service.buffered import Buffered
+from stoker.coordinator.service.buffered import Buffered, Reader
 from stoker.coordinator.service.connection import PATIENCE, Connection, Patience, watch
 from stoker.coordinator.service.exchange import Door
 from stoker.coordinator.service.speech import LOG, Receive, Scope, Send
@@ -258,9 +258,9 @@ class _Server(uvicorn.Server):
             self.servers.remove(before)
             before.close()
 
-    def _connect(self) -> asyncio.Protocol:
+    def _connect(self) -> Reader:
         make: Any = self.config.http_protocol_class
-        made: asyncio.Protocol = make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        made: Reader = make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
         return made
 
     def _plain(self) -> Buffered:
