@@ -417,12 +417,13 @@ class Assembly(ThisMachine):
 
     def _start_zygote(self) -> Zygote:
         from stoker.host.zygote import Zygote
+        from stoker.plan.process_runner import PRELOAD
 
         used = [book for book in self.catalogue.loaded() if self._first_forked in book.stages]
         preload = tuple(dict.fromkeys(name for book in used for name in book.preload))
         return Zygote.start(
             sys.executable,
-            ("stoker.plan.child", *preload),
+            (*PRELOAD, *preload),
             env=with_kernels_kept(self.settings.environment, self.settings.kernels),
             cwd=self.settings.folder,
             sys_path=sys.path,
