@@ -24,7 +24,6 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import cache_from_source, decode_source, spec_from_file_location
 from types import CodeType, ModuleType
@@ -101,9 +100,9 @@ def import_only(sources: Sequence[Source]) -> None:
         for source in sources:
             _forget(source)
     pin(sources)
-    watch = Watch(sources)
+    watch = Watch()
+    watch.begin(sources)
     _process.append(watch)
-    _begin(watch)
 
 
 def may_have_run_other_code() -> bool:
@@ -114,19 +113,24 @@ def may_have_run_other_code() -> bool:
 class Watch:
     """Whether sources were read, or may have been by another program, otherwise than by being imported."""
 
-    def __init__(self, sources: Sequence[Source], others: Sequence[threading.Thread] = ()) -> None:
-        """Whatever `others` do is not heard."""
-        self._sources = sources
-        self._others = frozenset(others)
+    def __init__(self) -> None:
+        self._sources: Sequence[Source] = ()
+        self._by_stem: dict[str, list[Source]] = {}
+        self._others: frozenset[threading.Thread] = frozenset()
         # Forks share it.
         self._is_noted = mmap.mmap(-1, 1)
 
-    @cached_property
-    def _by_stem(self) -> dict[str, list[Source]]:
-        by_stem: dict[str, list[Source]] = {}
-        for source in self._sources:
-            by_stem.setdefault(_stem(source.path), []).append(source)
-        return by_stem
+    def begin(self, sources: Sequence[Source], others: Sequence[threading.Thread] = ()) -> None:
+        """Watch these sources from now on, with nothing noted. Whatever `others` do is not heard."""
+        if sources is not self._sources:
+            self._sources = sources
+            self._by_stem = {}
+            for source in sources:
+                self._by_stem.setdefault(_stem(source.path), []).append(source)
+        self._others = frozenset(others)
+        self._is_noted[0] = 0
+        _listen()
+        _watches.append(self)
 
     def hear(self, event: str, path: str) -> None:
         """Take note of a program that is started, or of a file that is opened."""
@@ -143,12 +147,16 @@ class Watch:
 @contextmanager
 def watching(sources: Sequence[Source]) -> Iterator[Watch]:
     """Watch this thread, and those that are started meanwhile, in a process that does other things, too."""
-    watch = Watch(sources, [one for one in threading.enumerate() if one is not threading.current_thread()])
-    _begin(watch)
+    try:
+        watch = _unused.pop()
+    except IndexError:
+        watch = Watch()
+    watch.begin(sources, [one for one in threading.enumerate() if one is not threading.current_thread()])
     try:
         yield watch
     finally:
         _watches.remove(watch)
+        _unused.append(watch)
 
 
 @contextmanager
@@ -313,7 +321,7 @@ def _is_untouched(source: Source) -> bool:
 
 
 def _stem(path: str) -> str:
-    return os.path.basename(path).partition(".")[0]
+    return path.rpartition(os.sep)[2].partition(".")[0]
 
 
 def _is_file_of(source: Source, path: str) -> bool:
@@ -325,12 +333,11 @@ def _is_file_of(source: Source, path: str) -> bool:
     return any(real in (os.path.realpath(file), os.path.realpath(cache_from_source(file))) for file in files)
 
 
-def _begin(watch: Watch) -> None:
+def _listen() -> None:
     if not _hearing:
         _hearing.append(True)
         sys.addaudithook(_hear)
         _tell_of_fork_exec()
-    _watches.append(watch)
 
 
 def _hear(event: str, args: tuple[Any, ...]) -> None:
@@ -392,5 +399,8 @@ _unheard_here = threading.local()
 _hearing: list[bool] = []
 """Not empty: audit events are heard. That can't be ended."""
 _watches: list[Watch] = []
+_unused: list[Watch] = []
+"""For the next ones, since shared memory costs more than a trivial stage's own work. A fork that outlives its stage
+still notes in it what it reads: then a later result is refused if its source was edited, too, and made again."""
 _process: list[Watch] = []
 """Those of this process as long as it lives."""

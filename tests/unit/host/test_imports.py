@@ -22,6 +22,7 @@ from stoker.host.imports import (
     read_source,
     received,
     watch_imports,
+    watching,
 )
 
 FAR_NS = 10**19
@@ -139,3 +140,30 @@ def test_sources_are_handed_on_as_they_are(module: Module) -> None:
     sources = [module.source(), Source("absent", "/nowhere/absent", None, None)]
     with handed_on(sources) as descriptor:
         assert received(os.dup(descriptor)) == sources
+
+
+def test_a_watch_is_used_again_and_has_nothing_noted_then(module: Module, tmp_path: Path) -> None:
+    other = Module(tmp_path)
+    watched, next_watched = (module.source(),), (other.source(),)
+    with watching(watched) as first:
+        module.path.read_bytes()
+        module.write(12)
+        assert first.may_have_run_other_code()
+    with watching(next_watched) as second:
+        assert second is first
+        # A change that opens nothing.
+        os.utime(other.path, (1, 1))
+        module.path.read_bytes()
+        assert not second.may_have_run_other_code()
+        other.path.read_bytes()
+        assert second.may_have_run_other_code()
+
+
+def test_watches_at_the_same_time_are_separate(module: Module) -> None:
+    watched = (module.source(),)
+    with watching(watched) as first:
+        module.path.read_bytes()
+        module.write(12)
+        with watching(watched) as second:
+            assert first.may_have_run_other_code()
+            assert not second.may_have_run_other_code()

@@ -138,8 +138,9 @@ class Attempts:
         name, node, execute, inputs = waiting.name, waiting.node, waiting.execute, waiting.inputs
         staging = self._staging_for(node, execute, is_here=runner.is_here)
         scratch = self._scratch_of(node, execute)
-        curves = (self._folders.curves_of(name), self._folders.metrics_of(name))
-        reports = Reports(curves[0], self._clock, EarlierCurves(scratch, curves) if scratch else None)
+        curves = self._folders.curves_of(name)
+        earlier = EarlierCurves(scratch, (curves, self._folders.metrics_of(name))) if scratch else None
+        reports = Reports(curves, self._clock, earlier)
         given = taken or NOTHING_TAKEN
         work = Work(
             node=name,
