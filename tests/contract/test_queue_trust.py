@@ -142,6 +142,14 @@ def test_a_name_that_somebody_has_needs_an_invitation_for_it(fleet: Driven):
     assert set(known) == {"1" * 40, "4" * 40}
 
 
+def test_the_name_of_a_worker_without_a_certificate_needs_an_invitation_for_it(fleet: Driven):
+    fleet.join("desk")
+    with pytest.raises(Conflict, match="desk"):
+        enrol(fleet, "1", "desk")
+    enrol(fleet, "2", "desk", name="desk")
+    assert set(fleet.queue.standing().certificates) == {"2" * 40}
+
+
 def test_a_person_who_joins_has_a_token_and_nobody_else_gets_their_name(fleet: Driven):
     invite(fleet, "AA", "operate")
     ask(fleet, UseInvite(id="AA", request="r", answer="{}", token=token("a1", role="operate")))

@@ -95,6 +95,7 @@ NOT_PASSED_ON = {
             "STOKER_CONTROL",
             "STOKER_JOB",
             "STOKER_JOB_NAME",
+            "STOKER_JOB_OUT",
             "STOKER_MARK",
             "STOKER_METRICS",
             "STOKER_NOTIFY_",

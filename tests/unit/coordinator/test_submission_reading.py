@@ -174,4 +174,6 @@ def test_the_largest_submission_holds_no_other_thread_up():
     values: dict[str, list[int]] = {f"k{at}": [] for at in range(15)}
     body = compact(jobs=[order(at, text="x" * 300, **values) for at in range(MOST_JOBS_AT_ONCE)])
     read_in_one_piece_s = longest_hold_s(lambda: read_message(Submission, body))
-    assert longest_hold_s(lambda: draft(read(body))) < max(0.1, read_in_one_piece_s / 2)
+    # On a busy machine the measuring thread may get no processor for a while: what holds it up does so each time.
+    holds_s = (longest_hold_s(lambda: draft(read(body))) for _ in range(3))
+    assert any(hold_s < max(0.1, read_in_one_piece_s / 2) for hold_s in holds_s)

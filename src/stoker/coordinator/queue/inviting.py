@@ -71,7 +71,7 @@ def use_invite(turn: Turn, asked: UseInvite) -> Done:
     if given is None or (found.name and given.name != found.name):
         raise NotAllowed(f"this invitation is for {found.name!r}", reason="name")
     if asked.certificate is not None:
-        if standing.certificates_of(given.name, now_s):
+        if standing.certificates_of(given.name, now_s) or _is_without_certificate(turn, given.name):
             _see_free(found, given.name, "machine")
             revoke_all(turn, given.name, why="it joined again", by=found.by)
         put_certificate(turn, asked.certificate, by=found.by, address=asked.address)
@@ -82,6 +82,12 @@ def use_invite(turn: Turn, asked: UseInvite) -> Done:
         put_token(turn, changed(asked.token, by=found.by), address=asked.address)
     _put(turn, changed(found, used_s=now_s, key="", request=asked.request, answer=asked.answer))
     return Done(changed=(given.name,), data={"answer": asked.answer})
+
+
+def _is_without_certificate(turn: Turn, name: str) -> bool:
+    """Return whether a machine of the fleet has this name that never joined: a worker of the coordinator's own user."""
+    issued = turn.book.standing.certificates.values()
+    return name in turn.book.machines and not any(one.name == name for one in issued)
 
 
 def _see_free(invite: Invite, name: str, sort: str) -> None:
