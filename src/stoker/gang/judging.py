@@ -2,9 +2,10 @@
 
     judge(looks, now, limits)  ->  Waiting (look again by then)  |  Ready  |  Failed (cause, collateral, pending)
 
-The cause is the earliest failure by the ranks' own time stamps, after others had 50 ms to report theirs. Two things
-would name a victim, and are put right: a report that only tells of a lost peer comes after any that says more, and a
-death without a report, which we see later than it happened, comes before such echoes. When the time is over and nobody
+The cause is the earliest failure by the ranks' own time stamps, after others had 50 ms to report theirs. Three things
+would name a victim, and are put right: a report that only tells of a lost peer comes after any that says more; a death
+without a report, which we see later than it happened, comes before such echoes; and where there are only echoes, the
+others have two seconds. When the time is over and nobody
 has failed, the cause is the rank that got the least far: the others wait for it. Of several in one phase, `blame` picks
 the one that is not itself waiting for others, by what each says of where it is.
 """
@@ -21,6 +22,8 @@ from stoker.host.exit import Exit
 from stoker.model.frozen import changed, frozen
 
 COLLECT_S = 0.05
+ECHO_COLLECT_S = 2.0
+"""So long if all that is known are echoes: somebody is gone whose end, a dump of memory perhaps, was not seen yet."""
 _NS = 1_000_000_000
 # How an end happened is told by the parent of the process, moments after the end itself is seen.
 _EXIT_WAIT_NS = 2 * _NS
@@ -197,7 +200,9 @@ def renumbered(failed: Failed, first_rank: int) -> Failed:
 
 
 def _collected(looks: Sequence[Look], reports: list[Report], now_ns: int, limits: Limits) -> Verdict:
-    until_ns = min(report.at_ns for report in reports) + round(limits.collect_s * _NS)
+    # Echoes come last in the order: if the first report is one, all are.
+    collect_s = max(limits.collect_s, ECHO_COLLECT_S) if reports[0].is_echo else limits.collect_s
+    until_ns = min(report.at_ns for report in reports) + round(collect_s * _NS)
     can_come = any(not _has_failed(look) and not look.is_done for look in looks)
     if now_ns < until_ns and can_come:
         return Waiting(until_ns=until_ns)

@@ -95,7 +95,13 @@ def test_a_report_that_only_tells_of_a_lost_peer_is_never_the_cause_if_there_is_
     verdict = failed(raised(0, 10, echo), raised(1, 12), raised(2, 9, "Broken pipe"))
     assert verdict.cause.rank == 1
     assert [report.rank for report in verdict.collateral] == [2, 0]
-    assert failed(raised(0, 10, echo), pending(1)).cause.rank == 0
+
+
+def test_while_there_are_only_echoes_the_one_who_is_gone_has_two_seconds():
+    looks = [raised(0, 100, "Connection closed by peer"), pending(1)]
+    assert judge(looks, START_NS + 2099 * MS, limits()) == Waiting(until_ns=START_NS + 2100 * MS)
+    assert failed(*looks, now_ns=START_NS + 2100 * MS).cause.rank == 0
+    assert failed(looks[0], died(1, 1500), now_ns=START_NS + 1501 * MS).cause.rank == 1
 
 
 def test_a_death_is_seen_late_and_still_comes_before_its_echo():
@@ -224,10 +230,11 @@ def test_every_rank_is_told_once_and_the_order_of_looking_does_not_matter(kinds,
         "pending": lambda rank, at: pending(rank),
     }
     looks = [make[kind](rank, at) for rank, (kind, at) in enumerate(kinds)]
-    verdict = judge(looks, NOW_NS, limits())
+    now_ns = START_NS + 3000 * MS
+    verdict = judge(looks, now_ns, limits())
     shuffled = list(looks)
     chance.shuffle(shuffled)
-    again = judge(shuffled, NOW_NS, limits())
+    again = judge(shuffled, now_ns, limits())
     if not isinstance(verdict, Failed):
         assert verdict == again
         assert not {"raised", "echo", "died"} & {kind for kind, _ in kinds}
