@@ -5,9 +5,9 @@
 The cause is the earliest failure by the ranks' own time stamps, after others had 50 ms to report theirs. Three things
 would name a victim, and are put right: a report that only tells of a lost peer comes after any that says more; a death
 without a report, which we see later than it happened, comes before such echoes; and where there are only echoes, the
-others have two seconds. When the time is over and nobody
-has failed, the cause is the rank that got the least far: the others wait for it. Of several in one phase, `blame` picks
-the one that is not itself waiting for others, by what each says of where it is.
+others have two seconds. When the time is over and no rank has failed, the cause is the rank that got the least far: the
+others wait for it. Of several in one phase, `blame` picks the one that is not itself waiting for others, by what each
+says of where it is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stoker.model.frozen import changed, frozen
 
 COLLECT_S = 0.05
 ECHO_COLLECT_S = 2.0
-"""So long if all that is known are echoes: somebody is gone whose end, a dump of memory perhaps, was not seen yet."""
+"""The same while only lost peers are reported: a rank is gone whose end is not seen yet (a core dump takes a while)."""
 _NS = 1_000_000_000
 # How an end happened is told by the parent of the process, moments after the end itself is seen.
 _EXIT_WAIT_NS = 2 * _NS
