@@ -3,7 +3,8 @@
 On SQLite, the embedded default. A cycle (claim, finish) with a million jobs waiting beside one with a thousand; a
 manifest of 10,000 jobs through `stoker submit`, from its start to its exit; every list of jobs, its first, a middle
 and its last page, with a million ended jobs; the renewals of 5,000 workers, each with a running job, at the interval
-that the coordinator asks of them; and the most memory that the coordinator held in all of that.
+that the coordinator asks of them; and the most memory that the coordinator held in all of that. Then another one that
+knows 10,000 machines, all at work: what a claim takes when a job of one of them has ended (`sides/fleet_machines.py`).
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ def main() -> int:
             at_most=1.0,
         )
     )
+    machines(bench, peer)
     return bench.finish()
 
 
@@ -224,6 +226,36 @@ def renewals(bench: Benchmark, peer: Installed, coordinator: Coordinator) -> Non
                 theirs=_one(1.0),
             )
         )
+
+
+def machines(bench: Benchmark, peer: Installed) -> None:
+    """Claims of a large fleet that is at work, by a coordinator that knows nothing else."""
+    known, cycles = (40, 100) if bench.quick else (10_000, 5_000)
+    bench.say(f"{known:,} machines")
+    # Nobody renews: leases last longer than all of it.
+    with fleet.serving(peer, bench.home("machines"), "--lease", "1h") as coordinator:
+        side = str(harness.SIDES / "fleet_machines.py")
+        said = _said([str(peer.python), side, coordinator.url, "--token", str(coordinator.token), "--machines",
+                      str(known), "--cycles", str(cycles), "--server", str(coordinator.pid)])  # fmt: skip
+    for part, at_most in (("p50", None), ("p99", 1.0)):
+        question = f"{part} of a claim, {known:,} machines known, 50 asking"
+        bench.rows.append(
+            Row(
+                question=question,
+                against="50 ms",
+                ours=_one(said[f"claim_{part}_s"]),
+                theirs=_one(0.05),
+                at_most=at_most,
+            )
+        )
+    bench.rows.append(
+        Row(
+            question=f"CPU time of a cycle (claim, start, finish), {known:,} machines known",
+            against="1 ms",
+            ours=_one(said["server_cpu_s"] / said["claims"]),
+            theirs=_one(0.001),
+        )
+    )
 
 
 def _load(peer: Installed, coordinator: Coordinator, *, jobs: int, cycles: int) -> dict[str, Any]:

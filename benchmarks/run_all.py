@@ -51,6 +51,8 @@ NAMES = (
     "small_files",
     "bundle",
     "placement",
+    "schedule_quality",
+    "same_decisions",
     "download_faults",
     "fleet_cycles",
     "fleet_scale",

@@ -1,6 +1,7 @@
 """The fences of the fleet, each with the edit that takes it away and the tests that must notice.
 
-A fence is what keeps a late, doubled or forged word from counting. Only a list: `mutate_fences.py` goes through it.
+A fence is what keeps a late, doubled or forged word from counting, a job from waiting without end, or a user, a
+machine or a clock from deciding more than it may. Only a list: `mutate_fences.py` goes through it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,13 @@ CANCELLING = "tests/contract/test_queue_cancelling.py"
 CLAIMS = "tests/contract/test_queue.py"
 OWN_LEASES = "tests/contract/test_queue_trust.py::test_a_machine_speaks_for_its_own_leases_only"
 DECIDING = "tests/unit/worker/test_keeper_deciding.py"
+INPUTS = "tests/contract/test_queue_inputs.py"
+ARRIVALS = "tests/unit/scheduler/test_scheduler_arrivals.py"
+ESTIMATES = "tests/unit/scheduler/test_scheduler_estimates.py"
+POLICY = "tests/unit/scheduler/test_scheduler_policy.py"
+RESERVATIONS = "tests/unit/scheduler/test_scheduler_reservations.py"
+CALLS = "tests/unit/scheduler/test_scheduler_waiting.py"
+GUARDS = "tests/unit/scheduler/test_scheduler_guards.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +329,7 @@ FENCES = (
     Fence(
         "stored time never goes back",
         f"{QUEUE}/setting.py",
-        "self._last_s = max(self._clock.wall_s(), self._last_s + tick_s - self._last_tick_s)",
+        "self._last_s = max(self._clock.wall_s(), last_s + tick_s - self._last_tick_s)",
         "self._last_s = self._clock.wall_s()",
         (ENDINGS,),
     ),
@@ -457,5 +465,278 @@ FENCES = (
         "if partition == Partition.KEEP or now_s < float(ends):",
         "if ends:",
         ("tests/unit/worker/test_keeper_parts.py",),
+    ),
+    Fence(
+        "a progress report can't set an end beyond all bounds",
+        "scheduler/leases.py",
+        "until_s = min(until_s, lease.started_s + MOST_LONGER * long_s)",
+        "until_s = min(until_s, 1e300 + long_s)",
+        (ESTIMATES,),
+    ),
+    Fence(
+        "a progress report can't set an end into the past",
+        "scheduler/leases.py",
+        "left_s, known_s = max(0.0, until_s - now_s),",
+        "left_s, known_s = until_s - now_s,",
+        (ESTIMATES,),
+    ),
+    Fence(
+        "a machine that goes away gets no job that takes longer",
+        "scheduler/scheduler.py",
+        "usable &= machine.table.within(machine.ends_s - now_s)",
+        "pass",
+        (INPUTS,),
+    ),
+    Fence(
+        "a machine whose end has come gets nothing",
+        "scheduler/node_table.py",
+        "if seconds > 0.0 else 0",
+        "if True else 0",
+        (INPUTS,),
+    ),
+    Fence(
+        "nothing waits for a machine that goes away too early",
+        "scheduler/node_tables.py",
+        "(not table.leaving or takes_s <= table.ends_s - now_s)",
+        "takes_s >= 0",
+        (ESTIMATES,),
+    ),
+    Fence(
+        "a worker can't write into what the coordinator keeps of its machine",
+        f"{QUEUE}/roster.py",
+        "if name not in (ACCEPTS, ENDS)",
+        "if name",
+        (INPUTS,),
+    ),
+    Fence(
+        "a user has one share whatever its programs call themselves",
+        f"{QUEUE}/classes.py",
+        "return verified_name(submitter) or submitter",
+        "return submitter",
+        (INPUTS,),
+    ),
+    Fence(
+        "a stated time makes another class",
+        f"{QUEUE}/submitting.py",
+        "*hosts, environment, like, order.expected_s)",
+        "*hosts, environment, like)",
+        (INPUTS,),
+    ),
+    Fence(
+        "a worker leaves once when its time is over",
+        "worker/keeper/deciding.py",
+        "turn.now_s >= ends_s and turn.keeping.leaving is Leaving.NO",
+        "turn.now_s >= ends_s",
+        (DECIDING,),
+    ),
+    Fence(
+        "a job is held back for a bounded time",
+        "scheduler/policy.py",
+        "found |= held & table.over_after(now_s - since_s + ROUNDING_S)",
+        "pass",
+        (f"{POLICY}::test_no_job_is_held_back_for_longer_than_twice_what_a_faster_machine_saves",),
+    ),
+    Fence(
+        "a machine that held a job back is called when that time is over",
+        "scheduler/calls.py",
+        "heappush(self._timers, (again_s, machine.asked_stamp, machine.name))",
+        "pass",
+        (f"{POLICY}::test_no_job_is_held_back_for_longer_than_twice_what_a_faster_machine_saves", ESTIMATES),
+    ),
+    Fence(
+        "a slow machine waits until the fast one has asked after the last job of all",
+        "scheduler/outstanding.py",
+        "return not self.running and not self.settling",
+        "return not self.running",
+        (ARRIVALS,),
+    ),
+    Fence(
+        "a slow machine does not wait for ever for the fast one after the last job of all",
+        "scheduler/calls.py",
+        "if self._work.settling and now_s >= self._work.settles_s:",
+        "if False:",
+        (ARRIVALS,),
+    ),
+    Fence(
+        "while jobs keep coming only a much faster machine is worth waiting for",
+        "scheduler/policy.py",
+        "(MUCH_SOONER if table",
+        "(1.0 if table",
+        (ARRIVALS,),
+    ),
+    Fence(
+        "an old wide job goes before younger ones of any user while few wait",
+        "scheduler/policy.py",
+        "pick = self._oldest_wide(table, found, now_s) if is_short else None",
+        "pick = None",
+        (ARRIVALS,),
+    ),
+    Fence(
+        "a machine is kept for the oldest wide job of any user while few wait",
+        "scheduler/reservations.py",
+        "if self._machines.are_enough_for(ready.count):",
+        "if False:",
+        (ARRIVALS,),
+    ),
+    Fence(
+        "a kept machine starts nothing that a higher priority waits for elsewhere",
+        "scheduler/reservations.py",
+        "wanted = self.unawaited(table, queue.priority, wanted, now_s)\n        return wanted &",
+        "return wanted &",
+        (POLICY, RESERVATIONS),
+    ),
+    Fence(
+        "held jobs are asked about again when the queue grew",
+        "scheduler/calls.py",
+        "if self._ready.holding and self._ready.count > self._count_at_news * MORE:",
+        "if False:",
+        (ARRIVALS,),
+    ),
+    Fence(
+        "nothing waits for a faster machine where nothing runs",
+        "scheduler/policy.py",
+        "if self._work.is_idle:\n            return fits",
+        "if False:\n            return fits",
+        (f"{POLICY}::test_nothing_waits_for_a_faster_machine_where_nothing_runs",),
+    ),
+    Fence(
+        "no job waits for a preferred machine without an estimate",
+        "scheduler/policy.py",
+        "if not one.is_known:",
+        "if False:",
+        (GUARDS,),
+    ),
+    Fence(
+        "a machine is kept for a job that was passed too often",
+        "scheduler/policy.py",
+        "if self.reservations.keep_for_blocked(machine, pick, fits, found, now_s):",
+        "if False:",
+        (f"{POLICY}::test_a_machine_is_kept_for_a_job_that_was_passed_too_often",),
+    ),
+    Fence(
+        "on a kept machine only what does no harm starts",
+        "scheduler/policy.py",
+        "self._first(machine, table, self.reservations.beside(machine, kept, fits, now_s), now_s)",
+        "self._first(machine, table, fits, now_s)",
+        (f"{POLICY}::test_a_machine_is_kept_for_a_job_that_was_passed_too_often",),
+    ),
+    Fence(
+        "a machine is not kept for a job whose user is at a limit",
+        "scheduler/reservations.py",
+        "return self._shares.allowed(queue.user, self._types, mask)",
+        "return mask",
+        (RESERVATIONS,),
+    ),
+    Fence(
+        "a machine is not kept for a job that outlasts it",
+        "scheduler/reservations.py",
+        "able &= table.within(machine.ends_s - now_s)",
+        "pass",
+        (RESERVATIONS,),
+    ),
+    Fence(
+        "a machine is not kept for a job that never fits it",
+        "scheduler/reservations.py",
+        "if not one.bits & self._machines.ever(machine):",
+        "if False:",
+        (RESERVATIONS, GUARDS),
+    ),
+    Fence(
+        "a job that outlasts its machine is not granted there",
+        "scheduler/scheduler.py",
+        "usable &= machine.table.within(machine.ends_s - now_s)",
+        "pass",
+        (GUARDS,),
+    ),
+    Fence(
+        "a user has no more jobs at once than allowed",
+        "scheduler/shares.py",
+        "if not is_open:\n            return 0",
+        "if False:\n            return 0",
+        (GUARDS,),
+    ),
+    Fence(
+        "a user has no more devices at once than allowed",
+        "scheduler/shares.py",
+        "mask & ~types.wider_than(devices)",
+        "mask",
+        (GUARDS,),
+    ),
+    Fence(
+        "machines are called when a user at a limit has room again",
+        "scheduler/scheduler.py",
+        "self.ready.arrived |= self.ready.bits_of(lease.user)",
+        "pass",
+        (CALLS,),
+    ),
+    Fence(
+        "a better machine that is free goes first",
+        "scheduler/scheduler.py",
+        "self.waiting.is_better_free(machine, pick.type, now_s)",
+        "False",
+        (f"{POLICY}::test_of_two_idle_machines_the_fast_one_gets_the_job_whoever_asks_first",),
+    ),
+    Fence(
+        "a machine that does not answer a call is waited for no longer than its time",
+        "scheduler/calls.py",
+        "now_s - self._unanswered[0][0] >= ANSWER_S",
+        "False",
+        (f"{POLICY}::test_a_machine_that_is_called_and_does_not_ask_is_not_waited_for",),
+    ),
+    Fence(
+        "a machine that declined something lately is not waited for",
+        "scheduler/calls.py",
+        "or other.is_doubted ",
+        "",
+        (GUARDS,),
+    ),
+    Fence(
+        "no machine is held back for one that was refused the job itself",
+        "scheduler/calls.py",
+        "or other.refused & one.bits ",
+        "",
+        (GUARDS, CALLS),
+    ),
+    Fence(
+        "a machine that declined something lately, or does not answer, is not counted on",
+        "scheduler/machine_index.py",
+        "counts = not (machine.closed or machine.is_doubted or machine.is_silent)",
+        "counts = not machine.closed",
+        (ESTIMATES,),
+    ),
+    Fence(
+        "a job of lower priority does not start what a higher one waits for elsewhere",
+        "scheduler/policy.py",
+        "fits &= good | ~self._shares.allowed(queue.user, self._types, queue.bits)",
+        "pass",
+        (GUARDS,),
+    ),
+    Fence(
+        "a job that goes early passes few others",
+        "scheduler/policy.py",
+        "last = found.rank + places(queue.count // EARLY)",
+        "last = 1 << 62",
+        (GUARDS,),
+    ),
+    Fence(
+        "no job waits longer because a clock was set back",
+        "scheduler/scheduler.py",
+        "        if back_s > SET_BACK_S:\n            self.shift(back_s)",
+        "        if back_s > SET_BACK_S:\n            pass",
+        (ESTIMATES,),
+    ),
+    Fence(
+        "one run that took a hundred times as long changes no estimate",
+        "scheduler/durations.py",
+        "return median(known.took_s)",
+        "return known.took_s[-1]",
+        ("tests/unit/scheduler/test_scheduler_durations.py",),
+    ),
+    Fence(
+        "called machines ask in the order of their calls",
+        "coordinator/service/waiting.py",
+        "self._called_line.setdefault(waiter.claim.request_id, waiter)",
+        "self._called_line = OrderedDict({waiter.claim.request_id: waiter, **self._called_line})",
+        ("tests/unit/coordinator/test_service_waiting.py",),
     ),
 )

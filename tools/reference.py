@@ -19,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from stoker.config.cluster_file import GPU, NODE
+from stoker.config.cluster_file import GPU, NODE, USER
 from stoker.config.manifest import HostEntry, JobEntry
 from stoker.config.manifest_file import HOST, JOB
 from stoker.faces.cli.aliases import ALIASES
@@ -33,7 +33,7 @@ from stoker.model.events import LOSSY, Kinds
 from stoker.model.exits import MEANINGS
 from stoker.model.fleet_events import FleetKinds
 from stoker.model.frozen import fields_of
-from stoker.model.nodes import Gpu, Node
+from stoker.model.nodes import Gpu, Node, UserPolicy
 from stoker.plan.catalogue import Catalogue, Source
 from stoker.worker.program_order import FOUND, RECIPE
 
@@ -247,6 +247,7 @@ def files_page() -> list[str]:
     tables = (
         ("Cluster file: `nodes`", NODE, fields_of(Node(name="", host=""))),
         ("Cluster file: `nodes[].gpus`", GPU, fields_of(Gpu(uuid="", type="", vram_mb=0))),
+        ("Cluster file: `users.NAME`", USER, fields_of(UserPolicy())),
         ("Manifest: `jobs`", JOB, {field.name: getattr(JobEntry(name=""), field.name) for field in JOB.fields}),
         ("Manifest: `hosts`", HOST, fields_of(HostEntry(name=""))),
     )

@@ -45,7 +45,7 @@ SHA = hashlib.sha256(ARCHIVE).hexdigest()
 HEAD = "POST {path} HTTP/1.1\r\nHost: {host}\r\nX-Stoker-Protocol: 1\r\nContent-Length: {length}\r\n\r\n{body}"
 GRANTED = re.compile(rb'"job":"([0-9a-f]{64})","attempt":(\d+),"epoch":(\d+),"generation":(\d+)')
 LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
-A_TIME = 20_000
+A_TIME = 5_000
 """Jobs in one submission."""
 
 
@@ -101,10 +101,10 @@ class Coordinator:
             self.send(f"/v1/uploads/{begun['id']}?offset=0", ARCHIVE, "PATCH")
             self.ask(f"/v1/uploads/{begun['id']}/finish", {})
 
-    def submit(self, count: int, first: int = 0) -> None:
+    def submit(self, count: int, first: int = 0, make: Callable[[int], dict[str, object]] | None = None) -> None:
         for begin in range(first, first + count, A_TIME):
             numbers = range(begin, min(begin + A_TIME, first + count))
-            self.ask("/v1/jobs", {"jobs": [order(number) for number in numbers], "submitter": "me@here"})
+            self.ask("/v1/jobs", {"jobs": [(make or order)(number) for number in numbers], "submitter": "me@here"})
 
     def ask(self, path: str, body: object) -> Any:
         return self.send(path, json.dumps(body).encode(), "POST")

@@ -24,10 +24,9 @@ from heapq import heappop, heappush
 from stoker.model.devices import MemoryType
 from stoker.model.nodes import Gpu, Node
 from stoker.model.requirements import Requirements, Wish
-from stoker.scheduler.lineup import Lineup
+from stoker.scheduler.job_types import JobTypes
 from stoker.scheduler.node_index import NodeIndex, PlacedJob
 from stoker.scheduler.offers import NodeOffer
-from stoker.scheduler.shapes import node_types_of
 from stoker.scheduler.simulation.workload import Batch
 
 CPU_FACTOR = 0.01
@@ -120,8 +119,8 @@ class GreedyRun:
         self.nodes = nodes
         self.batch = batch
         self.board = NodeIndex(offers)
-        sorts, _ = node_types_of(offers)
-        self.lineup = Lineup(self.board, sorts, [(one.wanted, one.expected_s) for one in batch.shapes])
+        self.job_types = JobTypes(self.board)
+        self.types = [self.job_types.of(one.wanted, one.expected_s)[0] for one in batch.shapes]
         self.speeds = {offer.node: [device.speed for device in offer.devices] for offer in offers}
         self.order = {node.name: at for at, node in enumerate(nodes)}
         self.reserved = [0] * len(nodes)
@@ -144,9 +143,12 @@ class GreedyRun:
             self.reserved[at] -= budget_of(self.batch.shapes[shape].wanted.requirements)
             self.jobs[at] -= 1
             # Nobody who waits fits anywhere else, or he would be there: the first who fits here has it.
-            while (first := self._first(self.lineup.fitting(placed.node))) is not None:
+            while (first := self._first(self._fitting(placed.node))) is not None:
                 self._start(first, at)
         return self.makespan_s
+
+    def _fitting(self, node: str) -> int:
+        return self.job_types.expand(self.board.fitting(node))
 
     def _fill(self) -> None:
         full = set()
@@ -160,12 +162,12 @@ class GreedyRun:
                 self._start(shape, at)
 
     def _best(self, shape: int) -> int | None:
-        bits = self.lineup.lines[shape].bits
+        bits = self.types[shape].bits
         asked = self.batch.shapes[shape].wanted.requirements
         best, best_score = None, 0.0
         for at, node in enumerate(self.nodes):
             scored = self._score(node, at, asked)
-            if scored > best_score and self.lineup.fitting(node.name) & bits:
+            if scored > best_score and self._fitting(node.name) & bits:
                 best, best_score = at, scored
         return best
 
@@ -177,22 +179,23 @@ class GreedyRun:
         return free_bytes / budget_of(asked) * factor_of(node) / (1 + self.jobs[at])
 
     def _first(self, fits: int) -> int | None:
-        lines, best = self.lineup.lines, None
+        types, best = self.types, None
         for shape, line in enumerate(self.lines):
-            if line and lines[shape].bits & fits and (best is None or line[-1] < self.lines[best][-1]):
+            if line and types[shape].bits & fits and (best is None or line[-1] < self.lines[best][-1]):
                 best = shape
         return best
 
     def _start(self, shape: int, at: int) -> None:
-        facts, node = self.lineup.lines[shape], self.nodes[at].name
-        fits = self.lineup.fitting(node)
-        number = facts.on_devices if facts.on_devices is not None and fits >> facts.on_devices & 1 else facts.on_cpu
+        one, node = self.types[shape], self.nodes[at].name
+        number = one.device_number
+        if number is None or not self._fitting(node) >> number & 1:
+            number = one.cpu_number
         assert number is not None
-        placed = self.board.place_on(node, self.lineup.shape(number))
+        placed = self.board.place_on(node, self.job_types.shape_of[number])
         assert placed is not None
         job = self.lines[shape].pop()
         devices = [self.speeds[node][one.at] for one in placed.choice.devices]
-        end_s = self.now_s + self.batch.work_s[job] / (min(devices) if devices else facts.cpu_speed)
+        end_s = self.now_s + self.batch.work_s[job] / (min(devices) if devices else one.cpu_speed)
         self.reserved[at] += budget_of(self.batch.shapes[shape].wanted.requirements)
         self.jobs[at] += 1
         self.makespan_s = max(self.makespan_s, end_s)

@@ -7,7 +7,6 @@ from itertools import count
 from typing import Any
 
 from stoker.coordinator.database.opening import Database, open_database
-from stoker.coordinator.matching.matcher import Matcher
 from stoker.coordinator.queue.commands import Answer, CancelJobs, Command, RequeueJobs, Submit, Sweep, Write
 from stoker.coordinator.queue.queue import Queue, no_fault
 from stoker.coordinator.queue.reading.reader import Reader
@@ -15,6 +14,7 @@ from stoker.model.capability import Capability
 from stoker.model.clock import FakeClock
 from stoker.model.ids import job_id
 from stoker.model.leases import Budgets, FleetTimes
+from stoker.scheduler.scheduler import Scheduler
 from stoker.wire.leasing import Claim, Fail, Finish, Grant, Granted, Hello, LeaseReport, Release, Renewal, Start
 from stoker.wire.orders import JobOrder, Submission, Submitted
 
@@ -65,7 +65,7 @@ class Driven:
             clock=self.clock,
             times=self.times,
             budgets=Budgets(),
-            matcher=Matcher(),
+            scheduler=Scheduler(),
             has_object=self.objects.get,
             randomness=lambda: 0.5,
             faults=self._reach,

@@ -538,10 +538,17 @@ def asked_json(fleet: Fleet, method: str, path: str, body: dict[str, Any]) -> tu
         ("timeout_s", b"Infinity", "timeout_s: input should be a finite number"),
         ("timeout_s", b"NaN", "timeout_s: input should be a finite number"),
         ("timeout_s", b'{"$float": "inf"}', "timeout_s: input should be a finite number"),
+        ("expected_s", b"Infinity", "expected_s: input should be a finite number"),
+        ("expected_s", b"NaN", "expected_s: input should be a finite number"),
+        ("expected_s", b"0", "expected_s: input should be greater than 0"),
+        ("expected_s", b"-60", "expected_s: input should be greater than 0"),
+        ("expected_s", b"1e300", "expected_s: input should be less than or equal to 31622400"),
+        ("requirements", b'{"mflop": 1e300}', "mflop: input should be less than or equal to 1000000"),
+        ("priority", b"1000001", "priority: input should be less than or equal to 1000000"),
         ("mode", b'"a\\u001b[2Jb"', "character that can't be shown"),
         ("recipe", b'"a\\nb"', "character that can't be shown"),
     ],
-    ids=["inf", "nan", "tagged", "mode", "recipe"],
+    ids=str,
 )
 def test_an_order_that_nobody_could_mean_is_refused_by_its_field(shared: Fleet, field: str, text: bytes, said: str):
     body = {**order("a").model_dump(mode="json"), field: "HERE"}
@@ -549,6 +556,41 @@ def test_an_order_that_nobody_could_mean_is_refused_by_its_field(shared: Fleet, 
     status, told = asked(shared, "POST", "/v1/jobs", sent, Content_Type="application/json", X_Operator_Token=TOKEN)
     assert status == 422
     assert said in json.dumps(told)
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("ends_in_s", b"-1"),
+        ("ends_in_s", b"NaN"),
+        ("ends_in_s", b"Infinity"),
+        ("ends_in_s", b'{"$float": "nan"}'),
+        ("ends_in_s", b"1e300"),
+        ("ends_in_s", b'"18:00"'),
+        ("slots", b"-1"),
+        ("declared", b'{"cores": -1}'),
+        ("declared", b'{"ram_bytes": 1e30}'),
+        ("capability", b'{"cpu_cores": 1e300}'),
+        ("capability", b'{"ram_total_bytes": -5}'),
+    ],
+    ids=str,
+)
+def test_a_machine_that_says_what_no_machine_has_is_refused_and_others_are_served(
+    shared: Fleet, field: str, text: bytes
+):
+    body = {**hello("liar").model_dump(mode="json"), field: "HERE"}
+    sent = json.dumps(body).encode().replace(b'"HERE"', text)
+    status, _ = asked(shared, "POST", "/v1/hello", sent, Content_Type="application/json")
+    assert status in (400, 422)
+    assert shared.client().hello(hello("honest", "incarnation-honest")).worker == "honest"
+    assert "liar" not in {machine.name for machine in shared.client().machines()}
+
+
+def test_hosts_of_a_priority_beyond_all_bounds_are_refused(shared: Fleet):
+    body = {"jobs": [], "hosts": [{"name": "desk", "priority": 10**30}]}
+    status, told = asked_json(shared, "POST", "/v1/jobs", body)
+    assert status == 422
+    assert "hosts.0.priority" in json.dumps(told)
 
 
 def test_a_stream_that_can_not_go_on_where_it_was_says_so(shared: Fleet, monkeypatch: pytest.MonkeyPatch):

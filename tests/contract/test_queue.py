@@ -35,12 +35,12 @@ def test_higher_priority_goes_first_and_then_the_oldest(fleet: Driven) -> None:
     assert [grant.name for grant in fleet.claim(most=3)] == ["urgent", "old", "young"]
 
 
-def test_whoever_waited_too_long_goes_before_every_priority(fleet: Driven) -> None:
-    fleet.submit(order("starved", priority=-5))
+def test_priority_is_strict_however_long_a_job_waits(fleet: Driven) -> None:
+    fleet.submit(order("patient", priority=-5))
     fleet.clock.advance(25 * 3600.0)
     fleet.submit(order("urgent", priority=5))
     fleet.join("m1")
-    assert [grant.name for grant in fleet.claim(most=2)] == ["starved", "urgent"]
+    assert [grant.name for grant in fleet.claim(most=2)] == ["urgent", "patient"]
 
 
 def test_another_priority_moves_a_job_in_the_line(fleet: Driven) -> None:

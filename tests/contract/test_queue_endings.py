@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from stoker.coordinator.database.opening import open_database
-from stoker.coordinator.matching.matcher import Matcher
 from stoker.coordinator.queue.commands import Sweep
 from stoker.coordinator.queue.queue import Queue
 from stoker.model.errors import IllegalMove
 from stoker.model.leases import Budgets, FleetTimes
+from stoker.scheduler.scheduler import Scheduler
 from stoker.wire.leasing import (
     CheckpointBody,
     Claim,
@@ -251,7 +251,7 @@ def test_not_even_a_grant_expires_while_the_coordinator_settles(fleet: Driven) -
         clock=fleet.clock,
         times=FleetTimes(start_s=10.0),
         budgets=Budgets(),
-        matcher=Matcher(),
+        scheduler=Scheduler(),
         has_object=lambda _: None,
         sweep_every_s=None,
     )

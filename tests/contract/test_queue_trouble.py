@@ -7,12 +7,11 @@ from threading import Thread
 
 import pytest
 
-from stoker.coordinator.matching.heads import Seat
-from stoker.coordinator.matching.matcher import Matcher
 from stoker.coordinator.queue.commands import Look, Sweep, Write
 from stoker.coordinator.queue.queue import no_fault
 from stoker.model.errors import Bug, StokerError
 from stoker.model.fleet_errors import DatabaseTrouble, StaleLease
+from stoker.scheduler.scheduler import Scheduler
 from stoker.wire.leasing import (
     Settled,
     Start,
@@ -73,7 +72,7 @@ def test_a_closed_queue_answers_that_it_is_stopping(fleet: Driven) -> None:
 
 def test_whoever_waits_hears_of_a_commit_that_arrived_without_a_word(fleet: Driven) -> None:
     told: list[tuple[int, bool]] = []
-    fleet.queue.on_change(lambda newest, is_claimable: told.append((newest, is_claimable)))
+    fleet.queue.on_change(lambda newest, is_reread: told.append((newest, is_reread)))
 
     def cut(point: str) -> None:
         if point == "after_commit":
@@ -84,19 +83,19 @@ def test_whoever_waits_hears_of_a_commit_that_arrived_without_a_word(fleet: Driv
     with pytest.raises(DatabaseTrouble):
         fleet.submit(order("one"), key="k")
     assert fleet.submit(order("one"), key="k").counts == {"new": 1}
-    assert [is_claimable for _, is_claimable in told] == [True]
+    assert [is_reread for _, is_reread in told] == [True]
     assert kinds(fleet) == ["job_submitted"]
 
 
 def test_a_bug_half_way_through_leaves_nothing_behind(fleet: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = granted(fleet, "one", "two")
-    unseat = Matcher.unseat
+    release = Scheduler.release
 
-    def stumble(matcher: Matcher, seat: Seat) -> None:
-        monkeypatch.setattr(Matcher, "unseat", unseat)
+    def stumble(*_: object, **__: object) -> None:
+        monkeypatch.setattr(Scheduler, "release", release)
         raise Bug("stumbled")
 
-    monkeypatch.setattr(Matcher, "unseat", stumble)
+    monkeypatch.setattr(Scheduler, "release", stumble)
     answers = together(fleet, finish(first), finish(second))
     assert [type(answer) for answer in answers] == [Settled, Settled]
     assert [state(fleet, name) for name in ("one", "two")] == ["completed", "completed"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from stoker.coordinator.queue.commands import CloseMachine, Closing
@@ -18,9 +19,9 @@ def listened(fleet: Driven, number: int = 0, **more: Any) -> Granted:
     return answer
 
 
-def called(fleet: Driven) -> list[frozenset[str]]:
+def called(fleet: Driven) -> list[Sequence[str]]:
     """Give a list that grows with every call of machines."""
-    found: list[frozenset[str]] = []
+    found: list[Sequence[str]] = []
     fleet.queue.on_wish(found.append)
     return found
 
@@ -42,7 +43,7 @@ def test_who_only_listens_is_given_no_work(fleet: Driven) -> None:
 def test_a_cancel_calls_its_machine_and_is_told_to_who_listens(fleet: Driven) -> None:
     grant, machines = running(fleet), called(fleet)
     fleet.cancel(grant.job)
-    assert machines == [frozenset({"m1"})]
+    assert machines == [("m1",)]
     (told,) = listened(fleet, 1).orders
     assert (told.job, told.epoch, told.do) == (grant.job, grant.epoch, Do.CANCEL)
     assert listened(fleet, 1).orders == (told,), "an answer that was lost is given again"
@@ -69,7 +70,7 @@ def test_a_pause_asks_for_everything_back_and_a_drain_for_nothing(fleet: Driven)
     assert listened(fleet, 1).orders == ()
     machines = called(fleet)
     fleet.ask(CloseMachine(machine="m1", how=Closing.PAUSE, why="a game"))
-    assert machines == [frozenset({"m1"})]
+    assert machines == [("m1",)]
     assert [(one.do, one.why) for one in listened(fleet, 2).orders] == [(Do.RELEASE, "paused: a game")]
 
 

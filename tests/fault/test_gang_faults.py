@@ -167,11 +167,17 @@ def fail_often(count: int, monkeypatch, warm: Warm, folder: Path) -> None:
 
     # What is made once, and stays.
     fail("raise", "RUN")
-    before = descriptors(os.getpid()), descriptors(zygote_pid(warm)), shared()
+    time.sleep(0.2)
+    zygote = min(descriptors(zygote_pid(warm)) for _ in range(5))
+    before = descriptors(os.getpid()), zygote, shared()
     for kind, phase in orders:
         fail(kind, phase)
         assert children(warm) == []
-    assert (descriptors(os.getpid()), descriptors(zygote_pid(warm)), shared()) == before
+    # The zygote opens files of /proc for moments, between launches too; what leaks stays.
+    deadline_s = time.monotonic() + 10
+    while (left := (descriptors(os.getpid()), descriptors(zygote_pid(warm)), shared())) != before:
+        assert time.monotonic() < deadline_s, (left, before)
+        time.sleep(0.02)
     assert list(folder.iterdir()) == []
 
 

@@ -70,18 +70,18 @@ class Model:
         """Whether what was taken for gone fits beside what was promised since."""
         for uuid in late["uuids"]:
             on_it = [one for one in self.holds.values() if uuid in one["uuids"]]
-            if any(one["alone"] for one in on_it) or (on_it and late["alone"]):
+            if any(uuid in one["alone"] for one in on_it) or (on_it and uuid in late["alone"]):
                 return False
             own = sum(one["size"] - one["base"] for one in (late, *on_it))
-            if not late["alone"] and own + max(one["base"] for one in (late, *on_it)) > USABLE[uuid]:
+            if uuid not in late["alone"] and own + max(one["base"] for one in (late, *on_it)) > USABLE[uuid]:
                 return False
         return True
 
     def can_ever(self, ask: Ask, uuid: str) -> bool:
-        return ask.vram_bytes <= (USABLE[uuid] if self.shares(ask) else TOTAL[uuid])
+        return ask.vram_bytes <= TOTAL[uuid]
 
-    def shares(self, ask: Ask) -> bool:
-        return ask.may_share and ask.vram_bytes > 0
+    def shares(self, ask: Ask, uuid: str) -> bool:
+        return ask.may_share and 0 < ask.vram_bytes <= USABLE[uuid]
 
     def fits(self, ask: Ask, uuid: str, before: int | None, now_s: float) -> bool:
         for number, ticket in self.line.items():
@@ -89,10 +89,10 @@ class Model:
             if is_ahead and uuid in ticket["uuids"] and now_s < ticket["seen_s"] + SEEN_S:
                 return False
         on_it = [one for one in self.holds.values() if uuid in one["uuids"]]
-        if any(one["alone"] for one in on_it) or (on_it and not self.shares(ask)):
+        if any(uuid in one["alone"] for one in on_it) or (on_it and not self.shares(ask, uuid)):
             return False
         wanted = {"uuids": (uuid,), "size": ask.vram_bytes, "base": ask.base_bytes, "measured": {}}
-        return not self.shares(ask) or self.charged(uuid, wanted) <= USABLE[uuid]
+        return not self.shares(ask, uuid) or self.charged(uuid, wanted) <= USABLE[uuid]
 
     def expects(self, ask: Ask, before: int | None, now_s: float) -> type:
         could = [device.uuid for device in ask.devices if self.can_ever(ask, device.uuid)]
@@ -133,7 +133,7 @@ class LedgerMachine(RuleBasedStateMachine):
             "uuids": held.uuids,
             "size": ask.vram_bytes,
             "base": ask.base_bytes,
-            "alone": not self.model.shares(ask),
+            "alone": {uuid for uuid in held.uuids if not self.model.shares(ask, uuid)},
             "measured": {},
             "owner": owner,
             "renewed_s": self.now_s,

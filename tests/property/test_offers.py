@@ -7,18 +7,45 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.coordinator.matching.joining import join
+from stoker.hardware.admission import Admitted, Memory, admit
 from stoker.model.capability import Capability
 from stoker.model.devices import MIB, Backend, Device, MemoryType
+from stoker.model.ids import job_id
 from stoker.model.nodes import Gpu, Node
 from stoker.model.requirements import Requirements, WantedJob, Wish
 from stoker.scheduler.fit import UnfitReason, choose
+from stoker.scheduler.machine import Machine as ScheduledMachine
 from stoker.scheduler.offers import agree, node_of
 from stoker.scheduler.reasons import obstacles
 from stoker.scheduler.shapes import shape_of
+from stoker.wire.leasing import Grant, Measured
+from stoker.worker.keeper.checking import Look, why_not
 from tests.unit.hardware.machines import NO, UNKNOWN, YES, capability, device
 
 mib = st.integers(0, 48 * 1024)
 sizes = st.one_of(st.sampled_from([0, 1, 8 * 1024, 12 * 1024, 24 * 1024]), mib)
+
+RAM_STEP_BYTES = 64 * MIB
+"""What is measured of RAM counts in these steps."""
+
+
+def granted(ram_bytes: int) -> Grant:
+    args = {"argv": ["true"]}
+    job = job_id(recipe="command", schema_version=1, args=args)
+    return Grant(
+        job=job,
+        attempt=1,
+        epoch=1,
+        generation=1,
+        name="a",
+        recipe="command",
+        args=args,
+        identity=args,
+        ram_bytes=ram_bytes,
+        lease_s=9.0,
+        start_s=9.0,
+    )
 
 
 @st.composite
@@ -97,6 +124,26 @@ def test_what_is_agreed_is_never_more_than_either_side_says(
     assert (agreed.offer.cores or 0) <= min(8, machine.cpu_cores)
     assert (agreed.offer.ram_bytes or 0) <= 16 * 1024 * MIB
     assert {uuid for uuid in found if uuid not in {gpu.uuid for gpu in node.gpus}} <= told
+
+
+@given(machines(), st.integers(-2, 2), st.sampled_from(["room", "most"]))
+def test_a_job_fits_the_ram_of_a_machine_exactly_if_its_worker_admits_it(
+    machine: Capability, more: int, edge: str
+) -> None:
+    memory = Memory(total_bytes=machine.ram_total_bytes, available_bytes=machine.ram_available_bytes)
+    amount = (memory.room_bytes if edge == "room" else memory.most_bytes) or 0
+    wish = Requirements(wish=Wish.NEVER, ram_bytes=max(1, amount + more))
+    shape = shape_of(WantedJob(name="", requirements=wish))
+    look = Look(memory=memory, disk_free_bytes=None, recipe_version=1)
+    admits = isinstance(admit(wish.ram_bytes, memory), Admitted)
+    assert (choose(shape, agree(None, machine).offer) is not None) == admits
+    assert (why_not(granted(wish.ram_bytes), look) is None) == admits
+    # The coordinator, which looks at what is measured with each claim.
+    joined = ScheduledMachine(join("desk", machine).offer)
+    joined.measure(Measured(ram_room_bytes=memory.room_bytes), 0)
+    fits = choose(shape, joined.idle()) is not None
+    assert fits <= admits
+    assert fits or not isinstance(admit(wish.ram_bytes + RAM_STEP_BYTES, memory), Admitted)
 
 
 @given(machines())

@@ -11,10 +11,10 @@ from stoker.model.nodes import Gpu, Node
 from stoker.model.requirements import Requirements, WantedJob, Wish
 from stoker.model.resources import GIB
 from stoker.scheduler.offers import offer_of
+from stoker.scheduler.prices import run_options
 from stoker.scheduler.shapes import node_types_of, shape_of
-from stoker.scheduler.simulation.bound import lower_bound
+from stoker.scheduler.simulation.simulation_report import lower_bound
 from stoker.scheduler.simulation.workload import Batch, JobShape
-from stoker.scheduler.worth import ways_of
 from tests.unit.scheduler.simulation.auditor import ON_CPU, SPEEDS, Held
 
 Place = tuple[int, tuple[str, ...]]
@@ -70,9 +70,10 @@ def test_no_schedule_beats_the_bound(nodes: list[Node], wanted: list[tuple[Requi
     batch = Batch(shapes)
     for number, (_, work_s) in enumerate(wanted):
         batch.add(number, work_s)
-    sorts, _ = node_types_of(offer_of(node) for node in nodes)
-    ways = [ways_of(shape_of(shape.wanted), sorts) for shape in shapes]
-    bound = lower_bound(batch, ways, len(sorts))
+    node_types, _ = node_types_of(offer_of(node) for node in nodes)
+    numbered = [(number, one.offer) for number, one in enumerate(node_types)]
+    ways = [run_options(shape_of(shape.wanted), numbered) for shape in shapes]
+    bound = lower_bound(batch, ways, [one.count for one in node_types])
     able = [one for one, those in zip(wanted, ways, strict=True) if those]
     best_s = shortest(nodes, able)
     assert bound.seconds <= best_s * (1 + 1e-9), (bound, best_s)

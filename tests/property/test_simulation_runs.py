@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.scheduler.offers import offer_of
-from stoker.scheduler.simulation.bound import lower_bound
-from stoker.scheduler.simulation.run import NOWHERE, Run
+from stoker.scheduler.simulation.simulation_report import lower_bound
+from stoker.scheduler.simulation.simulator import NOWHERE, Simulator
 from stoker.scheduler.simulation.workload import make_batch, make_nodes, make_shapes, mixes
 from tests.unit.scheduler.simulation.auditor import audit
 
@@ -27,7 +27,7 @@ def test_any_fleet_works_off_any_queue(
     mix = mixes()[name]
     fleet = make_nodes(mix, nodes, seed)
     batch = make_batch(mix, make_shapes(mix, 12, seed), jobs, seed, is_equal=is_equal)
-    run = Run([offer_of(node) for node in fleet], batch, backlog=backlog)
+    run = Simulator([offer_of(node) for node in fleet], batch, backlog=backlog)
     run.queue()
     run.fill()
     run.go()
@@ -37,5 +37,5 @@ def test_any_fleet_works_off_any_queue(
     assert run.decisions == jobs - len(left_out)
     began = [job for job in range(jobs) if run.log.node_of[job] != NOWHERE]
     makespan_s = max((run.log.end_s[job] for job in began), default=0.0)
-    bound = lower_bound(batch, [line.ways for line in run.lines], len(run.sorts))
+    bound = lower_bound(batch, run.options, run.counts)
     assert bound.seconds <= makespan_s * (1 + 1e-9)

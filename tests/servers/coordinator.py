@@ -20,7 +20,6 @@ from stoker.assembly.secure_serving import SecureServing
 from stoker.coordinator.authority.revocations import Revocations
 from stoker.coordinator.database.opening import open_database
 from stoker.coordinator.keeping.keeping import LocalKeeping
-from stoker.coordinator.matching.matcher import Matcher
 from stoker.coordinator.queue.queue import Queue
 from stoker.coordinator.service.access import rules_for
 from stoker.coordinator.service.connection import PATIENCE, Patience
@@ -36,6 +35,7 @@ from stoker.host.listening import listen_at
 from stoker.model.clock import Clock, SystemClock
 from stoker.model.frozen import changed
 from stoker.model.leases import Budgets, FleetTimes
+from stoker.scheduler.scheduler import Scheduler
 from stoker.wire.client import FleetClient
 from stoker.wire.local_socket import socket_folders, socket_name
 
@@ -97,7 +97,7 @@ def coordinator(
             clock=clock,
             times=times,
             budgets=Budgets(),
-            matcher=Matcher(starved_s=times.starved_s),
+            scheduler=Scheduler(),
             has_object=keeping.has_archive,
             revocations=Revocations(str(folder / "state" / "authority" / "revoked")),
         )

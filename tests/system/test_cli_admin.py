@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -128,3 +130,70 @@ def test_ctrl_c_ends_it_cleanly(shell: Shell) -> None:
     assert done.code == 130
     assert "stoker: interrupted" in done.err
     assert "nothing was started or written" in done.err
+
+
+@pytest.fixture
+def fleet(shell: Shell) -> Iterator[Shell]:
+    """A coordinator, and a worker that runs one job at a time."""
+    shell.env["STOKER_RUNTIME"] = str(shell.folder / "run")
+    serving = shell.start("serve", "--listen", "127.0.0.1:0", "--json")
+    assert serving.stdout is not None
+    url = json.loads(serving.stdout.readline())["url"]
+    working = shell.start("work", "--name", "desk", "--join", url, "--slots", "1")
+    try:
+        yield shell
+    finally:
+        for process in (working, serving):
+            process.send_signal(signal.SIGTERM)
+            finish(process)
+
+
+def test_the_queue_of_a_coordinator_is_simulated_and_its_forecasts_agree(fleet: Shell) -> None:
+    gate = fleet.folder / "gate"
+    program = ("sh", "-c", f"while [ ! -e {gate} ]; do sleep 0.05; done; echo {{k}}")
+    done = fleet.stoker("submit", "--name", "wait", "-y", "k=1,2,3", "--", *program)
+    assert done.code == 0, done.err
+    wait_until(lambda: any(job["state"] == "running" for job in fleet.stoker("jobs", "--json").objects()))
+    (told,) = fleet.stoker("admin", "simulate", "--live", "--add", "rtx-4090:2,desk", "--json").objects()
+    assert told["added"] == ["added-rtx-4090-1", "added-rtx-4090-2", "added-desk-3"]
+    assert (told["now"]["running"], told["now"]["jobs"], told["now"]["machines"]) == (1, 3, 1)
+    assert told["changed"]["machines"] == 4
+    assert told["changed"]["done_s"] < told["now"]["done_s"]
+    assert told["now"]["is_guess"]
+    assert [(job["job"], job["machine"]) for job in told["jobs"]] == [("wait/2", "desk"), ("wait/3", "desk")]
+    shown = fleet.stoker("admin", "simulate", "--live", "--leave", "desk")
+    assert shown.code == 0, shown.err
+    assert "never: 3 jobs find no machine" in shown.out
+    (explained,) = fleet.stoker("explain", "wait/3", "--json").objects()
+    assert explained["expected"]["machine"] == "desk"
+    assert explained["verdict"] == "waits, 2nd in line: expected on desk. desk: taken by wait/1"
+    dry = fleet.stoker("submit", "--name", "wait", "--dry-run", "--json", "k=4,5", "--", *program).objects()
+    assert [job["machine"] for job in dry if "outcome" in job] == ["desk", "desk"]
+    granted = fleet.stoker("explain", "wait/1")
+    assert "granted: first in line of the jobs that could start there" in granted.out
+    gate.touch()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--live", "--mix", "desktop"), "leave --mix out"),
+        (("--add", "rtx-4090"), "only --live asks a coordinator"),
+        (("--fail", "2"), "not a number from 0 to 0.9"),
+        (("--leave", "desk"), "names are for --live"),
+        (("--arrive", "soon"), "--arrive"),
+    ],
+    ids=["mix", "add", "fail", "leave", "arrive"],
+)
+def test_options_that_do_not_go_together_are_refused(shell: Shell, words: tuple[str, ...], said: str) -> None:
+    done = shell.stoker("admin", "simulate", *words)
+    assert done.code == 2
+    assert said in done.err
+
+
+def test_jobs_that_come_over_time_fail_and_lose_their_machine_all_end(shell: Shell) -> None:
+    more = ("--arrive", "2h", "--users", "3", "--fail", "0.1", "--leave", "3", "--json")
+    (told,) = shell.stoker(*SMALL, *more).objects()
+    assert told["failures"] > 20
+    assert told["decisions"] == 400 - told["not_placeable"] + told["failures"]
+    assert told["makespan_s"] > 2 * 3600

@@ -62,7 +62,7 @@ def test_jobs_that_all_have_a_place_are_told_with_it_and_the_totals(lab: Shell) 
     done = lab.stoker("cluster", "place", "jobs.toml")
     assert done.code == 0, done.err
     assert "lora  2 jobs: 2 on desk" in done.out
-    assert "tidy  box  CPU  score 0.04" in done.out
+    assert "tidy  box  CPU  score 0.035" in done.out
     assert done.out.endswith("3 of 3 jobs placed. cluster.yaml: 3 machines, 5 jobs at once\n")
 
 

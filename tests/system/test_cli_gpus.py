@@ -167,6 +167,15 @@ def test_those_who_share_run_side_by_side_until_the_card_is_full(cards: Cards) -
     assert re.search(rf"<{CARD}> <{8 * 2**30}>", cards.log("third"))
 
 
+def test_a_program_that_is_too_large_to_share_has_the_card_alone(cards: Cards) -> None:
+    cards.let_go("large")
+    done = cards.shell.stoker(
+        "run", "--name", "large", "vram=22G", "shares=true", "cpus=1", "--", "python3", "hold.py", "large"
+    )
+    assert done.code == 0, done.err
+    assert re.search(rf"<{CARD}> <None>", cards.log("large")), "all of the card is its own, so it gets no limit"
+
+
 def test_what_can_never_be_is_refused_at_once_with_numbers(cards: Cards) -> None:
     def refused(*words: str, **env: str) -> tuple[int, str]:
         done = cards.shell.stoker("run", *words, "--", "true", **env)
@@ -179,8 +188,7 @@ def test_what_can_never_be_is_refused_at_once_with_numbers(cards: Cards) -> None
         40,
         "stoker: run: needs 30.0 GiB of a GPU's memory: CARD has 24.0 GiB, and 30.0 GiB are needed",
     )
-    code, said = refused("vram=22G", "shares=true")
-    assert "CARD has 20.4 GiB to share, and 22.0 GiB are needed (it would fit alone" in re.sub(CARD, "CARD", said)
+    assert re.sub(CARD, "CARD", refused("vram=30G", "shares=true")[1]) == re.sub(CARD, "CARD", said)
     assert refused(STOKER_STRICT="1")[0] == 21
     assert refused(STOKER_VRAM_LIMIT="much")[1].startswith("stoker: STOKER_VRAM_LIMIT='much' is no limit")
     assert not Path(cards.shell.env["STOKER_LEDGER"]).exists()
@@ -209,3 +217,21 @@ def test_trials_of_one_run_take_turns_on_the_card(cards: Cards) -> None:
     ), done.out
     # They wait for each other, which is nothing to tell.
     assert "waits" not in done.out
+
+
+def test_a_machine_of_a_fleet_shares_its_card_as_the_coordinator_granted_it(cards: Cards, tmp_path: Path) -> None:
+    shell = cards.shell
+    shell.env["STOKER_RUNTIME"] = str(tmp_path / "run")
+    serving = shell.start("serve", "--listen", "127.0.0.1:0", "--json")
+    assert serving.stdout is not None
+    url = json.loads(serving.stdout.readline())["url"]
+    cards.started += [shell.start("work", "--name", "desk", "--join", url, "--slots", "2"), serving]
+    for name, vram in (("small", "6G"), ("large", "22G")):
+        show = f'echo {name} "<$CUDA_VISIBLE_DEVICES> <$STOKER_VRAM_BYTES>"'
+        done = shell.stoker("submit", "--name", name, f"vram={vram}", "shares=true", "-y", "--", "sh", "-c", show)
+        assert done.code == 0, done.err
+    waited = [shell.stoker("jobs", "wait", name) for name in ("small", "large")]
+    assert [one.code for one in waited] == [0, 0], waited
+    assert re.search(rf"<{CARD}> <{6 * 2**30}>", cards.log("small"))
+    # 22 GiB are more than may be shared of 24: it has the card alone, and no limit.
+    assert re.search(rf"<{CARD}> <>", cards.log("large"))

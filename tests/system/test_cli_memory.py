@@ -93,6 +93,13 @@ def test_a_device_is_held_whole_unless_it_is_shared(shell: Shell) -> None:
     assert holders(shell) == []
 
 
+def test_a_device_is_held_whole_by_a_program_that_is_too_large_to_share_it(shell: Shell) -> None:
+    done = shell.stoker("machines", "memory", "--json", "--wait", "21GiB", "--share", "--", "true")
+    assert done.code == 0, done.err
+    (told,) = [json.loads(line) for line in done.out.splitlines() if "is_exclusive" in line]
+    assert told["is_exclusive"] is True
+
+
 def test_who_waits_has_a_visible_place_and_is_served_in_turn(shell: Shell, tmp_path: Path) -> None:
     order = tmp_path / "order"
     first = started(shell, "--wait", "whole", "--on", "0", "--", "sleep", "60")
@@ -193,7 +200,7 @@ def test_json_tells_of_waiting_granting_and_ending(shell: Shell) -> None:
     ("words", "code", "said"),
     [
         (["--wait", "30GiB", "--", "true"], 50, "24.0 GiB, and 30.0 GiB are needed"),
-        (["--wait", "21GiB", "--share", "--", "true"], 50, "20.4 GiB to share"),
+        (["--wait", "30GiB", "--share", "--", "true"], 50, "24.0 GiB, and 30.0 GiB are needed"),
         (["--wait", "1GiB", "--count", "3", "--", "true"], 50, "3 devices are wanted, and there are 2"),
         (["--wait", "1x", "--", "true"], 2, "'1x' is not a size"),
         (["--wait", "1GiB", "--"], 2, "no program follows"),

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,3 +148,23 @@ def test_a_pause_without_sense_is_refused(shell: Shell):
     assert told == {"is_paused": True, "until_s": None, "workers": []}
     (status,) = shell.stoker("status", "--json").objects()
     assert status["paused"].startswith("paused")
+
+
+def test_a_worker_that_works_for_a_time_gives_its_job_back_then_and_takes_none_that_is_too_long(home: Shell, url: str):
+    with FleetDesk(url, home.home) as desk:
+        only: dict[str, Any] = {"folder": home.folder, "allowed_hosts": ("brief",)}
+        desk.submit("too-long", "/bin/true", **only, expected_s=3600.0)
+        desk.submit("endless", "/bin/sh", "-c", "while :; do sleep 0.05; done", **only)
+        done = home.stoker("work", "--name", "brief", "--join", url, "--slots", "2", "--for", "3s", "--json")
+        told = [json.loads(line) for line in done.out.splitlines()]
+        assert done.code == 0, done.err
+        assert [one["job"] for one in told if one["kind"] == "granted"] == ["endless"]
+        assert [one["why"] for one in told if one["kind"] == "leaving"] == ["its time is over"]
+        assert sum(one["kind"] == "joined" for one in told) == 1
+        states = desk.states()
+        assert states["too-long"] == ("pending", "")
+        assert states["endless"][0] == "pending"
+    machines = [json.loads(line) for line in home.stoker("machines", "--json").out.splitlines()]
+    assert [(one["state"], one["ends_s"]) for one in machines if one.get("name") == "brief"] == [("left", None)]
+    for name in ("too-long", "endless"):
+        assert home.stoker("cancel", name).code == 0

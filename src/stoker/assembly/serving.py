@@ -209,10 +209,10 @@ class Serving:
         from stoker.coordinator.keeping.keeping import LocalKeeping
         from stoker.coordinator.keeping.limits import limits_for
         from stoker.coordinator.keeping.tree_records import QueueTrees
-        from stoker.coordinator.matching.matcher import Matcher
         from stoker.coordinator.queue.queue import Queue
         from stoker.coordinator.service.office import About
         from stoker.coordinator.service.service import Parts
+        from stoker.scheduler.scheduler import Scheduler
 
         options, clock = self._options, self._clock
         folder = self._settings.fleet
@@ -225,7 +225,7 @@ class Serving:
             clock=clock,
             times=times,
             budgets=Budgets(),
-            matcher=Matcher(starved_s=times.starved_s),
+            scheduler=Scheduler(),
             has_object=keeping.has_archive,
             version=self._version,
             revocations=Revocations(os.path.join(self._settings.state, AUTHORITY, REVOKED)),

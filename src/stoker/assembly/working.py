@@ -79,6 +79,7 @@ class House(Protocol):
 def work(house: House, options: WorkOptions, tell: Callable[[str, dict[str, Any]], None]) -> int:
     """Work until there is a reason to end; give the exit code."""
     settings = house.settings
+    ends_s = None if options.for_s is None else house.clock.boottime_s() + options.for_s
     house.make_state()
     capability = house.detect()
     name = options.name or host_name(settings.environment)[0]
@@ -112,6 +113,7 @@ def work(house: House, options: WorkOptions, tell: Callable[[str, dict[str, Any]
                 beside=0 if options.slots or users else _BESIDE,
                 is_once=options.is_once,
                 until_idle=options.until_idle,
+                ends_s=ends_s,
                 stop_grace_s=STOP_GRACE_S if options.stop_grace_s is None else options.stop_grace_s,
             ),
             slots=options.slots,

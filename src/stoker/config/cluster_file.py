@@ -8,6 +8,9 @@
         max_adapters: 3
         gpus:
           - { uuid: GPU-8f1c, type: rtx-4090, vram_mb: 24564 }
+    users:
+      ada: { weight: 2 }
+      "*": { most_jobs: 8 }
 
 YAML, or TOML with the same keys (`[[nodes]]`, `[[nodes.gpus]]`). All faults of a file are found in one go: first what
 its values are, then what they mean together, node by node.
@@ -18,20 +21,23 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
+from collections.abc import Mapping
 
 from stoker.config.declared_file import read_as
-from stoker.config.field_kinds import Choice, Flag, ListOf, Text, Whole
+from stoker.config.field_kinds import Choice, Flag, ListOf, MapOf, Number, Text, Whole
 from stoker.config.fields import Field, Form, Given, Reading
 from stoker.config.located import Located
 from stoker.model.devices import MIB, MemoryType
 from stoker.model.errors import ClusterFaults
 from stoker.model.names import NODE_NAME_RULE, is_node_name
-from stoker.model.nodes import Cluster, Gpu, Node, NodeTransport
+from stoker.model.nodes import ANY_USER, Cluster, Gpu, Node, NodeTransport, UserPolicy
 
 WHAT = "cluster file"
 MOST_MIB = 2**30
 """One PiB: more is a mistake in the unit."""
 MOST_SLOTS = 100_000
+_LEAST_WEIGHT, _MOST_WEIGHT = 0.001, 1000.0
+_LONGEST_USER = 200
 
 _UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}", re.ASCII)
 _HOST = re.compile(r"\w[\w.-]{0,253}")
@@ -46,6 +52,10 @@ _LOCAL_NAMES = (
 )
 
 JOB_LIST = ListOf(Text("a job's or a recipe's name"), is_set=True)
+
+
+def _is_user(text: str) -> bool:
+    return text.isprintable() and len(text) <= _LONGEST_USER and text == text.strip()
 
 
 def is_host(text: str) -> bool:
@@ -154,7 +164,36 @@ NODE = Form(
     ),
 )
 
-CLUSTER = Form(WHAT, (Field("nodes", ListOf(NODE), "the machines", may_be_null=True),))
+USER = Form(
+    "user",
+    (
+        Field(
+            "weight",
+            Number(least=_LEAST_WEIGHT, most=_MOST_WEIGHT),
+            "share beside other users within a priority: 2 is twice as much as 1, which is the default",
+        ),
+        Field("most_jobs", Whole(least=1), "how many jobs at once", may_be_null=True),
+        Field("most_devices", Whole(least=1), "how many devices at once", may_be_null=True),
+    ),
+    meant={
+        **dict.fromkeys(("share", "shares", "priority"), "weight"),
+        **dict.fromkeys(("jobs", "max_jobs"), "most_jobs"),
+        **dict.fromkeys(("devices", "gpus", "max_devices", "max_gpus", "most_gpus"), "most_devices"),
+    },
+)
+
+CLUSTER = Form(
+    WHAT,
+    (
+        Field("nodes", ListOf(NODE), "the machines", may_be_null=True),
+        Field(
+            "users",
+            MapOf(USER, Text(f"a user's name, or {ANY_USER}", fits=_is_user)),
+            f"shares and limits by user, as `stoker jobs show` names the submitter; {ANY_USER}: users without an entry",
+            may_be_null=True,
+        ),
+    ),
+)
 
 
 def read_cluster(name: str, path: str) -> Cluster:
@@ -168,15 +207,20 @@ def read_cluster(name: str, path: str) -> Cluster:
 def cluster_of(reading: Reading, tree: Located | None) -> Cluster:
     """Make the nodes of a file that was opened."""
     nodes: tuple[Given, ...] = ()
+    users: Mapping[str, Given] = {}
     if tree is not None:
-        nodes = CLUSTER.read(tree, "", reading).get("nodes", ())
+        given: Given = CLUSTER.read(tree, "", reading)
+        nodes, users = given.get("nodes", ()), given.get("users", {})
         listed = tree.value.get("nodes", tree)
-        if listed is tree or not listed.value:
+        # Machines that join need no entry, so a file may be about users alone.
+        if (listed is tree or not listed.value) and not given.says("users"):
             hint = "such as - {name: laptop, host: localhost}"
             reading.refuse(listed, "nodes", "a cluster has at least one node", hint)
         _Rules(reading).check(nodes)
     reading.raise_any(ClusterFaults)
-    return Cluster(nodes=tuple(map(_node, nodes)))
+    return Cluster(
+        nodes=tuple(map(_node, nodes)), users={name: UserPolicy(**user.values) for name, user in users.items()}
+    )
 
 
 class _Rules:

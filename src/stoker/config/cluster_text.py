@@ -36,6 +36,11 @@ def write_cluster(cluster: Cluster) -> str:
     for node in cluster.nodes:
         for position, line in enumerate(_node_lines(node)):
             lines.append(f"  {'- ' if position == 0 else '  '}{line}")
+    if cluster.users:
+        lines.append("users:")
+    for name, user in cluster.users.items():
+        inside = ", ".join(f"{key}: {_text(value)}" for key, value in fields_of(user).items() if value is not None)
+        lines.append(f"  {scalar_text(name)}: {{{inside}}}")
     return "".join(f"{line}\n" for line in lines)
 
 

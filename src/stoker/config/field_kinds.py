@@ -121,19 +121,21 @@ class Number:
 
     most: float = 1e12
     unit_bytes: int = 0
+    least: float = 0.0
 
     @property
     def says(self) -> str:
-        return f"a number{' of GiB' if self.unit_bytes else ''} from 0"
+        return f"a number{' of GiB' if self.unit_bytes else ''} from {self.least:g}"
 
     def read(self, node: Located, key: str, reading: Reading) -> Any:
         value = node.value
         if type(value) not in (int, float):
             hint = _number_hint(value, self.unit_bytes) or f"it is {self.says}"
             return reading.refuse(node, key, f"{shown(value)} is not a number", hint)
-        if not 0 <= value <= self.most:
+        if not self.least <= value <= self.most:
             is_odd = type(value) is float and not math.isfinite(value)
-            bound = "not finite" if is_odd else "less than 0" if value < 0 else f"more than {self.most:g}"
+            bound = f"less than {self.least:g}" if value < self.least else f"more than {self.most:g}"
+            bound = "not finite" if is_odd else bound
             return reading.refuse(node, key, f"{shown(value)} is {bound}", f"it is {self.says}")
         return float(value)
 

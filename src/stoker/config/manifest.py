@@ -81,6 +81,8 @@ class JobEntry:
     """How many failures of its own it may have, the first included."""
     timeout: str = ""
     """How long one attempt may run, as it was written: 8h. Empty: as long as it takes."""
+    expected: str = ""
+    """How long it is expected to take, as it was written. Empty: not stated."""
     on_partition: Partition = Partition.STOP
 
     def __init__(self, **said: Any) -> None:
@@ -178,7 +180,7 @@ def overlaid(cluster: Cluster, hosts: Iterable[HostEntry]) -> Cluster:
     said = {host.name: host for host in hosts}
     if not said:
         return cluster
-    return Cluster(nodes=tuple(_overlaid(node, said.get(node.name)) for node in cluster.nodes))
+    return changed(cluster, nodes=tuple(_overlaid(node, said.get(node.name)) for node in cluster.nodes))
 
 
 def _overlaid(node: Node, host: HostEntry | None) -> Node:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -33,7 +34,7 @@ from stoker.config.sweep import Sweep
 from stoker.model.errors import ManifestFaults
 from stoker.model.leases import Partition
 from stoker.model.names import JOB_NAME_RULE, NODE_NAME_RULE, is_job_name, is_node_name
-from stoker.model.requirements import MOST_PRIORITY
+from stoker.model.requirements import MOST_EXPECTED_S, MOST_PRIORITY
 from stoker.model.resources import GIB
 from stoker.model.units import parse_duration
 
@@ -78,11 +79,15 @@ def _is_inside(path: str) -> bool:
     return not path.startswith(("/", "~")) and ".." not in path.split("/") and path.isprintable()
 
 
-def _is_time(text: str) -> bool:
+def _is_time(text: str, most_s: float = sys.float_info.max) -> bool:
     try:
-        return text.strip()[-1:].isalpha() and parse_duration(text) > 0
+        return text.strip()[-1:].isalpha() and 0 < parse_duration(text) <= most_s
     except ValueError:
         return False
+
+
+def _is_expected(text: str) -> bool:
+    return _is_time(text, MOST_EXPECTED_S)
 
 
 _NODES = ListOf(Text("a machine's name", fits=is_node_name, hint=NODE_NAME_RULE), is_set=True)
@@ -91,6 +96,7 @@ _VARIABLE_NAME = Text("a variable's name", fits=lambda text: _VARIABLE.fullmatch
 _PATH = Text("a path")
 _WORD = Text(fits=str.isprintable)
 _TIME = Text("a time such as 90s, 30m or 8h", fits=_is_time)
+_EXPECTED = Text(f"a time such as 90s, 30m or 8h, at most {MOST_EXPECTED_S / 86400:.0f}d", fits=_is_expected)
 
 JOB = Form(
     "job",
@@ -151,6 +157,12 @@ JOB = Form(
         Field("secrets", ListOf(_VARIABLE_NAME, is_set=True), "variables of the worker's own, never stored"),
         Field("attempts", Whole(least=1, most=100), "how often it may fail by itself, the first time included"),
         Field("timeout", _TIME, "stop an attempt that runs longer"),
+        Field(
+            "expected",
+            _EXPECTED,
+            "how long it is expected to take on a device of speed 1 (an RTX 4090), or on the only machine that it "
+            "allows; used until jobs like it were measured",
+        ),
         Field("on_partition", Choice(Partition), "when its lease ends and the coordinator can't be reached"),
     ),
     meant={
@@ -163,6 +175,7 @@ JOB = Form(
         "grid": "sweep",
         "inputs": "data",
         "retries": "attempts",
+        **dict.fromkeys(("duration", "eta", "estimate", "expected_time", "runtime"), "expected"),
         "vram": "min_vram_gib",
     },
 )

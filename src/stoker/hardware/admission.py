@@ -1,8 +1,12 @@
-"""Whether a piece of work may start with the memory it asks for, and where its cap is: decided here, with numbers.
+"""Whether a piece of work may start with the RAM it asks for, and where its cap is: the only rule for it.
 
-The machine keeps a floor for itself. Who declares nothing is never refused and gets everything above the floor as its
-cap. Who declares a need is refused if it can never fit, has to wait or is refused if it does not fit now, and gets a
-cap a little above the need. What can't be read refuses nobody. Pure: what there is, is handed in.
+A machine keeps a floor of its RAM for itself. Work that declares no need is never refused and gets everything above the
+floor as its cap. Work that declares a need is refused if it can never fit, has to wait or is refused if it does not fit
+now, and gets a cap a little above the need. What can't be read refuses nothing. Pure: the amounts are arguments.
+
+A run (`plan.admitting`) and a worker's second look (`worker.keeper.checking`) call `admit`. What a machine offers to
+the scheduler (`scheduler.offers`) is `Memory.most_bytes`, and what its worker announces with each claim is
+`Memory.room_bytes`: a coordinator grants what the worker admits.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ class Memory:
     @property
     def most_bytes(self) -> int | None:
         """What work may have at all: everything above the floor."""
-        return None if self.total_bytes is None else self.total_bytes - floor_bytes(self.total_bytes)
+        return None if self.total_bytes is None else above_floor_bytes(self.total_bytes)
 
     @property
     def room_bytes(self) -> int | None:
@@ -75,8 +79,13 @@ def memory_here(proc: str = "/proc") -> Memory:
 
 
 def floor_bytes(total_bytes: int) -> int:
-    """Give what is left to the machine itself: a tenth of its memory, at most 6 GiB."""
+    """Return what is left to the machine itself: a tenth of its RAM, at most 6 GiB."""
     return min(_MOST_FLOOR_BYTES, total_bytes // 10)
+
+
+def above_floor_bytes(total_bytes: int) -> int:
+    """Return what work may have of a machine with so much RAM."""
+    return total_bytes - floor_bytes(total_bytes)
 
 
 def admit(
@@ -130,5 +139,5 @@ def _of(memory: Memory) -> str:
     total_bytes = memory.total_bytes or 0
     return (
         f"{format_size(total_bytes)}, of which {format_size(floor_bytes(total_bytes))} stay with the machine: "
-        f"{format_size(total_bytes - floor_bytes(total_bytes))} at most"
+        f"{format_size(above_floor_bytes(total_bytes))} at most"
     )

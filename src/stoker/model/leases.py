@@ -10,6 +10,9 @@ from enum import StrEnum
 
 from stoker.model.frozen import frozen
 
+MOST_LEFT_S = 10 * 366 * 86400.0
+"""The latest end that a machine may announce, from now."""
+
 
 @frozen
 class Token:
@@ -49,8 +52,6 @@ class FleetTimes:
     """A job that was granted and has not started by then goes back."""
     claim_wait_s: float = 20.0
     """How long a worker's question for work is held open."""
-    starved_s: float = 24 * 3600.0
-    """Whoever waited so long goes before every priority."""
     flush_s: float = 1.0
     """Renewals live in memory and are written down together, this often."""
     events_kept_s: float = 90 * 24 * 3600.0

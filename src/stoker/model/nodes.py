@@ -5,10 +5,11 @@ Only nouns. The file they are read from is `config.cluster_file`'s; what a machi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 from stoker.model.devices import MIB, MemoryType, usable_bytes
-from stoker.model.frozen import frozen
+from stoker.model.frozen import fresh, frozen
 
 
 class NodeTransport(StrEnum):
@@ -79,10 +80,27 @@ class Node:
 
 
 @frozen
+class UserPolicy:
+    """What an operator allows one user."""
+
+    weight: float = 1.0
+    """A user with twice the weight has twice the share, within a priority."""
+    most_jobs: int | None = None
+    """How many jobs at once; None: any number."""
+    most_devices: int | None = None
+
+
+ANY_USER = "*"
+"""Under this name stands the policy of users without one of their own."""
+
+
+@frozen
 class Cluster:
-    """All declared machines."""
+    """All declared machines, and what users are allowed on them."""
 
     nodes: tuple[Node, ...]
+    users: Mapping[str, UserPolicy] = fresh(factory=dict)
+    """By name."""
 
     @property
     def adapter_slots(self) -> int:

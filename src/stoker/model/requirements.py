@@ -11,6 +11,8 @@ from stoker.model.resources import GIB
 DEFAULT_RAM_BYTES = 4 * GIB
 MOST_PRIORITY = 1_000_000
 """Of a job, and below zero, too."""
+MOST_EXPECTED_S = 366 * 86400.0
+"""The longest duration that a submitter may state."""
 
 
 class Wish(StrEnum):

@@ -17,7 +17,7 @@ from stoker.scheduler.fit import Placement, choose, choose_device
 from stoker.scheduler.node_index import NodeIndex, PlacedJob
 from stoker.scheduler.offers import DeviceOffer, NodeOffer
 from stoker.scheduler.reasons import Obstacle, Term, cpu_terms, device_obstacle, device_terms, obstacles
-from stoker.scheduler.score import Advice, CostRule, Rank
+from stoker.scheduler.score import COST_RULE, Advice, CostRule, Rank
 from stoker.scheduler.shapes import Shape, shape_of
 
 _MOST_KNOWN = 20_000
@@ -188,7 +188,7 @@ class Planned:
 
 
 def explain(
-    wanted: WantedJob, offers: Sequence[NodeOffer], *, cost: CostRule | None = None, groups: Groups | None = None
+    wanted: WantedJob, offers: Sequence[NodeOffer], *, cost: CostRule | None = COST_RULE, groups: Groups | None = None
 ) -> Explanation:
     """Explain one job on offers as they are now.
 
@@ -200,7 +200,7 @@ def explain(
     alike = groups.of(offers, *hosts)
     verdicts = _judge_all(shape, offers, alike)
     asked = wanted.requirements
-    advice = (cost or CostRule()).advise(asked.transfer_mb, asked.mflop) if asked.wish is not Wish.NEVER else Advice()
+    advice = (cost or COST_RULE).advise(asked.transfer_mb, asked.mflop) if asked.wish is not Wish.NEVER else Advice()
     fitting = [one for one in verdicts if one.rank is not None]
     if fitting:
         best = max(fitting, key=lambda one: (one.rank, one.score))
@@ -251,7 +251,7 @@ def plan_jobs(
     wanted: Iterable[PlacementRequest],
     offers: Sequence[NodeOffer],
     *,
-    cost: CostRule | None = None,
+    cost: CostRule | None = COST_RULE,
     explains_all: bool = False,
 ) -> tuple[Planned, ...]:
     """Place jobs on a fleet as it is, without starting them; return the results in the order of the jobs."""

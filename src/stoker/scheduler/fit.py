@@ -4,8 +4,8 @@ Every decision about free capacity is made here: the node index only finds the n
 this rule found, and "starts now if" applies this rule to a changed job or node. It reads a `NodeOffer`, or anything
 that has the same fields.
 
-A job has a device alone unless the job or the node allows sharing, the job declares its memory, and that much of the
-device may be shared. Memory is counted per device, never summed.
+What fits on one device is the rule of `hardware.device_fit`, which the ledger of a machine applies, too. Memory is
+counted per device, never summed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from enum import StrEnum
 from math import inf
 from typing import NamedTuple, Protocol
 
+from stoker.hardware import device_fit
+from stoker.hardware.device_fit import DeviceBlock
 from stoker.model.devices import Backend
 from stoker.model.requirements import Wish
 from stoker.scheduler.offers import Sharing
@@ -111,6 +113,9 @@ class UnfitReason(StrEnum):
     SLOTS = "slots"
 
 
+_REASON_OF = {block: UnfitReason(block.value) for block in DeviceBlock}
+
+
 class DevicePlacement(NamedTuple):
     """One device for a job."""
 
@@ -168,17 +173,17 @@ def _block(shape: Shape, device: DeviceLike, *, is_shared: bool) -> UnfitReason 
         return UnfitReason.CLOSED
     if device.backend is not shape.backend:
         return UnfitReason.BACKEND
-    if shape.vram_bytes > (device.shared_bytes if is_shared else device.whole_bytes):
-        return UnfitReason.TOO_SMALL
-    if device.is_held:
-        return UnfitReason.HELD
-    return _sharing_block(shape, device) if is_shared else UnfitReason.IN_USE if device.jobs else None
-
-
-def _sharing_block(shape: Shape, device: DeviceLike) -> UnfitReason | None:
-    if device.slots is not None and device.jobs >= device.slots:
-        return UnfitReason.DEVICE_SLOTS
-    return None if needed_bytes(shape, device) <= room_bytes(device) else UnfitReason.ROOM
+    block = device_fit.block_on(
+        shape.vram_bytes,
+        needed_bytes(shape, device) if is_shared else shape.vram_bytes,
+        is_shared=is_shared,
+        most_bytes=device.shared_bytes if is_shared else device.whole_bytes,
+        promised_bytes=device.promised_bytes,
+        jobs=device.jobs,
+        is_held=device.is_held,
+        slots=device.slots,
+    )
+    return None if block is None else _REASON_OF[block]
 
 
 def choose_device(shape: Shape, device: DeviceLike, at: int) -> DevicePlacement | None:
@@ -188,9 +193,8 @@ def choose_device(shape: Shape, device: DeviceLike, at: int) -> DevicePlacement 
         return None
     if not is_shared:
         return DevicePlacement(at, False, False, alone_score(shape.vram_bytes, device.total_bytes, device.speed))
-    resident = is_resident(shape, device)
-    need = shape.increment_bytes if resident else shape.vram_bytes
-    return DevicePlacement(at, True, resident, shared_score(room_bytes(device), need, device.speed, device.jobs))
+    score = shared_score(room_bytes(device), needed_bytes(shape, device), device.speed, device.jobs)
+    return DevicePlacement(at, True, is_resident(shape, device), score)
 
 
 def shares(shape: Shape, device: SharingSeen) -> bool:
@@ -200,9 +204,8 @@ def shares(shape: Shape, device: SharingSeen) -> bool:
     """
     if device.sharing is Sharing.NEVER or shape.device_count > 1:
         return False
-    if not 0 < shape.vram_bytes <= device.usable_bytes:
-        return False
-    return shape.may_share or device.sharing is Sharing.ALWAYS
+    is_allowed = shape.may_share or device.sharing is Sharing.ALWAYS
+    return device_fit.shares(shape.vram_bytes, device.usable_bytes, is_allowed=is_allowed)
 
 
 def room_bytes(device: DeviceLike) -> int:

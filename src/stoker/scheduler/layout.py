@@ -6,11 +6,12 @@ pay for it. A shape with an amount or a host list that no shape had before moves
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Hashable, Iterable
 from math import inf
 from typing import Any
 
-from stoker.scheduler.fit import cores_left, ram_left, room_bytes, slices_left
+from stoker.scheduler.fit import room_bytes, slices_left
 from stoker.scheduler.node_state import DeviceUsage, NodeUsage
 from stoker.scheduler.pools import (
     AlonePool,
@@ -109,11 +110,12 @@ class Layout:
 
     def fitting(self, home: Home) -> int:
         """Return the shapes of which a job could start on this node now, a bit for each in the order of `learn`."""
-        self.current(home)
         seat, masks = home.seat, self._masks
         slots = seat.slots - seat.slots_held
         if seat.closed or (slots < 1 and not seat.is_slot_per_device):
             return 0
+        if self._has_learned or not home.is_current:
+            self.current(home)
         fits = 0
         if slots > 0:
             fits = masks.on_cpu
@@ -124,7 +126,7 @@ class Layout:
             kind = pool.kind
             if self.known.is_shared(kind):
                 for device in devices:
-                    if takes_sharers(device, has_slots=slots > 0):
+                    if not device.is_held and takes_sharers(device, has_slots=slots > 0):
                         if device.bits_version != masks.version:
                             self._find_bits(kind, device)
                         fits |= device.bits
@@ -176,14 +178,9 @@ class Layout:
 
     def enter(self, seat: NodeUsage) -> None:
         """Add a node."""
-        home = self.homes[seat.order] = self.as_if(seat)
-        self.changed(home)
-
-    def as_if(self, seat: NodeUsage) -> Home:
-        """Return a home for a node without adding it: for what-if queries."""
         hosts = sum(bit for names, bit in self.known.host_lists.items() if seat.node in names)
         policy = self._policy(seat.allow_jobs, seat.deny_jobs, seat.priority, hosts)
-        home = Home(seat, policy, self._cpu_pool(policy, seat))
+        home = self.homes[seat.order] = Home(seat, policy, self._cpu_pool(policy, seat))
         by_kind: dict[DeviceKind, list[DeviceUsage]] = {}
         for device in seat.devices:
             device.admits = amount_at(self.known.vram_amounts, device.whole_bytes)
@@ -191,7 +188,20 @@ class Layout:
         if by_kind:
             home.alone = self._alone_pool(policy, tuple(by_kind))
             home.groups = [(self._shared_pool(policy, kind), devices) for kind, devices in by_kind.items()]
-        return home
+        self.changed(home)
+
+    def copy(self, home: Home, seat: NodeUsage) -> Home:
+        """Return a home for a copy of its node, without adding it."""
+        made = Home(seat, home.policy, home.cpu)
+        made.alone = home.alone
+        for device, copied in zip(home.seat.devices, seat.devices, strict=True):
+            copied.admits = device.admits
+        if len(home.groups) == 1:
+            made.groups = [(home.groups[0][0], seat.devices)]
+        else:
+            copies = {id(of): copied for of, copied in zip(home.seat.devices, seat.devices, strict=True)}
+            made.groups = [(pool, [copies[id(device)] for device in devices]) for pool, devices in home.groups]
+        return made
 
     def measured(self, home: Home) -> None:
         """Mark a node after a measurement changed its capacity."""
@@ -223,13 +233,19 @@ class Layout:
                 self.changed(home)
 
     def _gate(self, seat: NodeUsage) -> Gate:
-        known = self.known
-        return amount_at(known.ram_amounts, ram_left(seat)), amount_at(known.core_amounts, cores_left(seat))
+        # As `ram_left` and `cores_left`; the smallest amount is 0. It is asked for every decision.
+        ram, cores = self.known.ram_amounts, self.known.core_amounts
+        ram_bytes = inf if seat.ram_bytes is None else seat.ram_bytes - seat.ram_held_bytes
+        cores_left = inf if seat.cores is None else seat.cores - seat.cores_held
+        return (
+            ram[bisect_right(ram, ram_bytes) - 1] if ram_bytes > 0 else 0,
+            cores[bisect_right(cores, cores_left) - 1] if cores_left > 0 else 0,
+        )
 
     def _shelve(self, home: Home) -> None:
         self.current(home)
         order = home.seat.order
-        gate, places = home.gate, [] if home.seat.closed else self._places(home)
+        gate, places = home.gate, [] if home.seat.closed or home.seat.is_hidden else self._places(home)
         old_gate, old_places = home.shelved
         gone, come = old_places, places
         if gate == old_gate:

@@ -23,7 +23,7 @@ from stoker.scheduler.layout import Home, Layout
 from stoker.scheduler.node_state import NodeUsage
 from stoker.scheduler.offers import MeasuredNode, NodeOffer
 from stoker.scheduler.routes import ShapeRoutes, best_node, choose_on
-from stoker.scheduler.score import CostRule, Key, Rank
+from stoker.scheduler.score import COST_RULE, CostRule, Key, Rank
 from stoker.scheduler.shapes import Shape, idle, shape_of
 
 
@@ -44,7 +44,7 @@ class PlacedJob(NamedTuple):
 class NodeIndex:
     """Nodes in a fixed order, and the jobs placed on them."""
 
-    def __init__(self, offers: Iterable[NodeOffer] = (), *, cost: CostRule | None = None) -> None:
+    def __init__(self, offers: Iterable[NodeOffer] = (), *, cost: CostRule | None = COST_RULE) -> None:
         """Add nodes; without a cost rule no shape is advised against devices."""
         self._cost = cost
         self._layout = Layout()
@@ -138,17 +138,42 @@ class NodeIndex:
         """Return those of `fitting` that would be placed beside their base model."""
         return self._layout.beside(self._layout.homes[self._seats[node].order])
 
-    def seat(self, node: str) -> NodeUsage:
+    def best(self, shape: Shape) -> tuple[str, Key] | None:
+        """Return the best node for a job of this shape now and how good it is, without reserving it."""
+        routes = self._routes(shape)
+        self._layout.settle()
+        order = best_node(routes, self._layout)
+        if order is None:
+            return None
+        home = self._layout.homes[order]
+        choice = choose_on(routes, self._layout.current(home), self._layout)
+        return None if choice is None else (home.seat.node, choice.key)
+
+    def take(self, node: str, shape: Shape, choice: Placement) -> PlacedJob:
+        """Reserve what `choice` returned."""
+        return self._take(self._layout.homes[self._seats[node].order], shape, choice)
+
+    def hide(self, node: str) -> None:
+        """Leave a node out of `best` and `place`; everything else about it stays."""
+        seat = self._seats[node]
+        if not seat.is_hidden:
+            seat.is_hidden = True
+            self._layout.changed(self._layout.homes[seat.order])
+
+    def show(self, node: str) -> None:
+        """Let `best` and `place` find a node again."""
+        seat = self._seats[node]
+        if seat.is_hidden:
+            seat.is_hidden = False
+            self._layout.changed(self._layout.homes[seat.order])
+
+    def usage(self, node: str) -> NodeUsage:
         """Return the state of a node for reading; callers must not change it."""
         return self._seats[node]
 
     def state(self, node: str) -> Hashable:
         """Return what decides which shapes fit a node: nodes with equal values have the same reasons."""
         return self._layout.state(self._layout.homes[self._seats[node].order])
-
-    def devices(self, node: str) -> tuple[str, ...]:
-        """Return the UUIDs of a node's devices, in its order."""
-        return tuple([device.uuid for device in self._seats[node].devices])
 
     def choice(self, node: str, shape: Shape) -> Placement | None:
         """Return what `place_on` would reserve, without reserving it."""
@@ -170,15 +195,15 @@ class NodeIndex:
             self._layout.measured(self._layout.homes[seat.order])
         return is_changed
 
-    def scratch(self, node: str, *, is_idle: bool = False) -> NodeUsage:
-        """Return a copy of a node for what-if queries: as of now, or without our jobs."""
+    def empty(self, node: str) -> NodeUsage:
+        """Return a copy of a node without our jobs."""
         seat = self._seats[node]
-        offer = seat.offer()
-        return NodeUsage(idle(offer) if is_idle else offer, seat.order)
+        return NodeUsage(idle(seat.offer()), seat.order)
 
-    def fitting_as(self, scratch: NodeUsage) -> int:
+    def fitting_as(self, copied: NodeUsage) -> int:
         """Return what `fitting` would return if a node were in the state of this copy."""
-        return self._layout.fitting(self._layout.as_if(scratch))
+        home = self._layout.current(self._layout.homes[copied.order])
+        return self._layout.fitting(self._layout.copy(home, copied))
 
     def release(self, placed: PlacedJob) -> None:
         """Release what a job reserved."""

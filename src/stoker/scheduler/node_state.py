@@ -5,10 +5,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TypeVar
+
 from stoker.model.frozen import changed
-from stoker.scheduler.fit import Placement
+from stoker.scheduler.fit import Placement, needed_bytes
 from stoker.scheduler.offers import DeviceOffer, MeasuredNode, NodeOffer, ResidentBase, ResidentProcess
 from stoker.scheduler.shapes import Shape
+
+T = TypeVar("T", "DeviceUsage", "NodeUsage")
 
 
 class DeviceUsage:
@@ -69,11 +74,9 @@ class DeviceUsage:
             self.is_held = True
             self.promised_bytes = shape.vram_bytes
             return
-        self.promised_bytes += shape.increment_bytes
+        self.promised_bytes += needed_bytes(shape, self)
         if shape.base:
             base = (shape.base, shape.base_bytes)
-            if base not in self.bases:
-                self.promised_bytes += shape.base_bytes
             self.bases[base] = self.bases.get(base, 0) + 1
 
     def give_back(self, shape: Shape, *, is_shared: bool) -> None:
@@ -83,13 +86,12 @@ class DeviceUsage:
             self.is_held = False
             self.promised_bytes = 0
             return
-        self.promised_bytes -= shape.increment_bytes
         if shape.base:
             base = (shape.base, shape.base_bytes)
             self.bases[base] -= 1
             if not self.bases[base]:
                 del self.bases[base]
-                self.promised_bytes -= shape.base_bytes
+        self.promised_bytes -= needed_bytes(shape, self)
 
     def measure(self, free_bytes: int | None, closed: str) -> bool:
         """Set what was measured; return True if anything changed."""
@@ -101,6 +103,12 @@ class DeviceUsage:
         self.closed = closed
         self.bits_version = -1
         return True
+
+    def copy(self) -> DeviceUsage:
+        """Return a copy for what-if queries."""
+        made = _copy(self)
+        made.bases = dict(self.bases)
+        return made
 
     def offer(self) -> DeviceOffer:
         """Return its offer as of now."""
@@ -121,7 +129,6 @@ class NodeUsage:
 
     __slots__ = (
         "_now",
-        "_processes",
         "allow_jobs",
         "closed",
         "cores",
@@ -129,12 +136,14 @@ class NodeUsage:
         "cpu_jobs",
         "deny_jobs",
         "devices",
+        "is_hidden",
         "is_slot_per_device",
         "jobs",
         "node",
         "offered",
         "order",
         "priority",
+        "processes",
         "ram_bytes",
         "ram_held_bytes",
         "slots",
@@ -145,6 +154,8 @@ class NodeUsage:
         self.order = order
         self._now: NodeOffer | None = None
         self.node = offered.node
+        self.is_hidden = False
+        """A search for the best node leaves it out."""
         self.stand_as(offered)
 
     def stand_as(self, offered: NodeOffer) -> None:
@@ -157,7 +168,7 @@ class NodeUsage:
         self.slots_held = offered.slots_held
         self.ram_bytes = offered.ram_bytes
         self.ram_held_bytes = offered.ram_held_bytes
-        self._processes = {(one.base, one.size_bytes, one.device): one.jobs for one in offered.processes}
+        self.processes = {(one.base, one.size_bytes, one.device): one.jobs for one in offered.processes}
         self.cores = offered.cores
         self.cores_held = offered.cores_held
         self.jobs = offered.jobs
@@ -166,6 +177,15 @@ class NodeUsage:
         self.deny_jobs = offered.deny_jobs
         self.priority = offered.priority
         self.closed = offered.closed
+
+    def copy(self, changing: Iterable[int]) -> NodeUsage:
+        """Return a copy for what-if queries; of its devices only those with these indices may be changed."""
+        made = _copy(self)
+        made.devices = list(self.devices)
+        for at in changing:
+            made.devices[at] = self.devices[at].copy()
+        made.processes = dict(self.processes)
+        return made
 
     def measure(self, measured: MeasuredNode) -> bool:
         """Set what was measured; return True if anything changed."""
@@ -219,19 +239,19 @@ class NodeUsage:
     def _join(self, shape: Shape, device: str) -> None:
         """Count the RAM that a job shares with others once."""
         process = (shape.base, shape.base_ram_bytes, device)
-        there = self._processes.get(process, 0)
-        self._processes[process] = there + 1
+        there = self.processes.get(process, 0)
+        self.processes[process] = there + 1
         if there:
             self.ram_held_bytes -= shape.base_ram_bytes
 
     def _leave(self, shape: Shape, device: str) -> None:
         process = (shape.base, shape.base_ram_bytes, device)
-        there = self._processes.get(process, 1) - 1
+        there = self.processes.get(process, 1) - 1
         if there:
-            self._processes[process] = there
+            self.processes[process] = there
             self.ram_held_bytes += shape.base_ram_bytes
         else:
-            self._processes.pop(process, None)
+            self.processes.pop(process, None)
 
     def _device(self, at: int, uuid: str) -> DeviceUsage | None:
         if at < len(self.devices) and self.devices[at].uuid == uuid:
@@ -255,7 +275,14 @@ class NodeUsage:
             ram_held_bytes=self.ram_held_bytes,
             processes=tuple(
                 ResidentProcess(base=base, size_bytes=size_bytes, device=device, jobs=jobs)
-                for (base, size_bytes, device), jobs in sorted(self._processes.items())
+                for (base, size_bytes, device), jobs in sorted(self.processes.items())
             ),
             cores_held=self.cores_held,
         )
+
+
+def _copy(of: T) -> T:
+    made = object.__new__(type(of))
+    for name in of.__slots__:
+        setattr(made, name, getattr(of, name))
+    return made

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from stoker.hardware import device_fit
+from stoker.hardware.admission import Memory, above_floor_bytes
 from stoker.model.capability import Capability
 from stoker.model.devices import MIB, Backend, Device, MemoryType, usable_bytes
 from stoker.model.frozen import changed, frozen
@@ -94,13 +96,8 @@ class DeviceOffer:
 
     @property
     def whole_bytes(self) -> int:
-        """The memory for a job that has it alone.
-
-        Measured free memory; if not measured, all of it, or the usable part where the machine works in the same memory.
-        """
-        if self.free_bytes is not None:
-            return min(self.total_bytes, self.free_bytes)
-        return self.total_bytes if self.memory_type is MemoryType.DISCRETE else self.usable_bytes
+        """The memory for a job that has it alone."""
+        return device_fit.alone_bytes(self.total_bytes, self.memory_type, self.free_bytes)
 
     @property
     def usable_bytes(self) -> int:
@@ -110,7 +107,7 @@ class DeviceOffer:
     @property
     def shared_bytes(self) -> int:
         """The most that jobs which share it may reserve together now: the smaller of usable and measured free."""
-        return min(self.usable_bytes, self.whole_bytes)
+        return device_fit.shared_bytes(self.total_bytes, self.memory_type, self.free_bytes)
 
     def has_base(self, base: str, size_bytes: int) -> bool:
         """Return True if the base model is on the device already."""
@@ -132,7 +129,7 @@ class NodeOffer:
     is_slot_per_device: bool = False
     """A slot is a device in use, or a job on the CPU; otherwise every job takes one."""
     ram_bytes: int | None = None
-    """What jobs may hold together; `None`: unknown, and not checked. The same for `cores`."""
+    """What jobs may hold together, which is less than the node has; `None`: unknown, and not checked, as `cores`."""
     cores: int | None = None
     allow_jobs: tuple[str, ...] = ()
     deny_jobs: tuple[str, ...] = ()
@@ -201,7 +198,7 @@ def offer_of(node: Node) -> NodeOffer:
         devices=tuple(_declared_device(gpu, sharing) for gpu in node.gpus),
         slots=node.most_jobs,
         is_slot_per_device=not is_counted,
-        ram_bytes=None if node.ram_mb is None else node.ram_mb * MIB,
+        ram_bytes=None if node.ram_mb is None else above_floor_bytes(node.ram_mb * MIB),
         cores=node.cpu_cores,
         allow_jobs=node.allow_jobs,
         deny_jobs=node.deny_jobs,
@@ -336,13 +333,14 @@ def _smaller_cores(node: Node, capability: Capability) -> tuple[int, list[Drift]
 
 
 def _smaller_ram(node: Node, capability: Capability) -> tuple[int | None, list[Drift]]:
-    """Return what jobs may hold: the available RAM, at most what is declared.
+    """Return what jobs may hold: what the machine admits now (`hardware.admission`), at most what is declared.
 
-    Unknown values refuse no job: without the available RAM, the smaller of declared and total RAM counts.
+    Unknown values refuse no job. Where the total is unknown, the declaration stands for it.
     """
     declared = None if node.ram_mb is None else node.ram_mb * MIB
-    total, available = capability.ram_total_bytes, capability.ram_available_bytes
-    known = [size for size in (declared, total, available) if size is not None]
+    total = capability.ram_total_bytes
+    memory = Memory(total_bytes=declared if total is None else total, available_bytes=capability.ram_available_bytes)
+    known = [size for size in (declared, memory.most_bytes, memory.room_bytes) if size is not None]
     drift = []
     if declared is not None and total is not None and _is_apart(declared, total):
         drift = [_size_drift("RAM", declared, total)]
@@ -366,11 +364,9 @@ def _is_apart(declared: int, found: int) -> bool:
 def _held_device(device: DeviceOffer, state: DeviceState | None) -> DeviceOffer:
     if state is None:
         return device
-    free_bytes = device.free_bytes if state.free_bytes is None else state.free_bytes
-    if free_bytes is not None:
-        # An offer's free memory counts what our own jobs hold as free: their reservations are subtracted separately.
-        ours = sum(holder.share.measured_bytes or 0 for holder in state.holders)
-        free_bytes = min(device.total_bytes, free_bytes + ours)
+    free_bytes = device.free_bytes
+    if state.left_bytes is not None:
+        free_bytes = min(device.total_bytes, state.left_bytes)
     return changed(
         device,
         free_bytes=free_bytes,

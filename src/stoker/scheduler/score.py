@@ -149,6 +149,9 @@ class Advice:
         return f"{'worth' if self.is_worth else 'not worth'} a device by the rule “{self.rule}” ({self.why})"
 
 
+COST_RULE = CostRule()
+"""The rule with its defaults."""
+
 _SPEEDS: tuple[tuple[str, float], ...] = (
     # From system B.
     ("4090", 1.0),
@@ -194,7 +197,7 @@ _SPEEDS: tuple[tuple[str, float], ...] = (
 _BY_WORDS = sorted(((frozenset(words.split()), speed) for words, speed in _SPEEDS), key=lambda one: -len(one[0]))
 _WORD = re.compile(r"[a-z0-9]+")
 _NUMBER = re.compile(r"[a-z]+(\d{4})")
-_MIG_PROFILE = re.compile(r"\b(\d)g\.\d+gb\b")
+_MIG_PROFILE = re.compile(r"\b([1-7])g\.\d+gb\b")
 _SLICES = 7
 """A MIG device has so many compute slices."""
 

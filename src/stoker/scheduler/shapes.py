@@ -11,11 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from stoker.hardware.device_fit import added_bytes
 from stoker.model.devices import MIB, Backend
 from stoker.model.frozen import changed, frozen
 from stoker.model.requirements import Requirements, WantedJob, Wish, environment_word
 from stoker.scheduler.offers import DeviceOffer, NodeOffer, Sharing
-from stoker.scheduler.score import CostRule
+from stoker.scheduler.score import COST_RULE, CostRule
 
 _TRIAL = re.compile(r"(.+)/\d+")
 
@@ -54,14 +55,14 @@ class Shape:
     @property
     def increment_bytes(self) -> int:
         """What it takes of a device that has its base already."""
-        return max(0, self.vram_bytes - self.base_bytes) if self.base else self.vram_bytes
+        return added_bytes(self.vram_bytes, self.base_bytes, self.base_bytes) if self.base else self.vram_bytes
 
 
-def shape_of(wanted: WantedJob, *, listed: Iterable[str] | None = None, cost: CostRule | None = None) -> Shape:
+def shape_of(wanted: WantedJob, *, listed: Iterable[str] | None = None, cost: CostRule | None = COST_RULE) -> Shape:
     """Return the shape of a job.
 
     `listed` are the words that lists mention (`None`: keep every name), `cost` is the rule that may advise against
-    devices.
+    devices (`None`: no rule does).
     """
     asked = wanted.requirements
     names = names_of(wanted)
@@ -122,7 +123,7 @@ def node_types_of(offers: Iterable[NodeOffer]) -> tuple[tuple[NodeType, ...], di
     counts: list[int] = []
     of_node: dict[str, int] = {}
     for offer in offers:
-        place = found.setdefault(_likeness(offer), len(firsts))
+        place = found.setdefault(likeness(offer), len(firsts))
         if place == len(firsts):
             firsts.append(idle(offer))
             counts.append(0)
@@ -164,7 +165,8 @@ def _is_advised_against(cost: CostRule, asked: Requirements) -> bool:
     return asked.wish is Wish.PREFER and cost.advise(asked.transfer_mb, asked.mflop).is_against
 
 
-def _likeness(offer: NodeOffer) -> object:
+def likeness(offer: NodeOffer) -> object:
+    """Return what nodes of one type have in common."""
     devices = tuple(_device_likeness(device) for device in offer.devices)
     lists = (offer.allow_jobs, offer.deny_jobs, offer.priority, offer.closed)
     return devices, offer.slots, offer.is_slot_per_device, offer.ram_bytes, offer.cores, lists

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from stoker.model.leases import Partition, Token
+from stoker.model.leases import MOST_LEFT_S, Partition, Token
 from stoker.model.names import LONGEST_NAME, point_name
 from stoker.wire.orders import CodeFolder, EnvironmentChoice, InputBody, JobId
 from stoker.wire.protocol import Message
@@ -21,6 +21,8 @@ Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME, pattern=r"^[A
 Count = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
 """What every database can hold."""
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+LeftSeconds = Annotated[Seconds, Field(le=MOST_LEFT_S)]
+"""For how long a machine stays."""
 Code = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_. -]+$")]
 """A word for programs, such as a cause."""
 ExitCode = Annotated[int, Field(ge=-(1 << 31), le=(1 << 31) - 1)]
@@ -74,6 +76,8 @@ class Hello(Message):
     """Where other machines of the fleet can get trees from it; empty: nowhere."""
     features: Annotated[tuple[Fact, ...], Field(max_length=100)] = ()
     """What it knows beside leases."""
+    ends_in_s: LeftSeconds | None = None
+    """In how long the machine goes away; None: no end is known."""
 
 
 class Welcome(Message):
@@ -100,6 +104,8 @@ class Measured(Message):
     """What a worker measured just now."""
 
     ram_available_bytes: int | None = None
+    ram_room_bytes: int | None = None
+    """RAM that a job may take now: what is available less what the machine keeps for itself; None: it does not say."""
     disk_free_bytes: int | None = None
     free_bytes: dict[str, int] = Field(default_factory=dict)
     """Per device, what jobs of ours hold counted as free."""
@@ -121,6 +127,8 @@ class Claim(Message):
     stopping: Annotated[tuple[JobId, ...], Field(max_length=4096)] = ()
     """Jobs of its own that are ending already: it needs no order for them."""
     measured: Measured = Field(default_factory=Measured)
+    ends_in_s: LeftSeconds | None = None
+    """In how long the machine goes away, as its own clock says; None: as it said before."""
 
 
 class CheckpointBody(Message):
@@ -218,6 +226,8 @@ class Renewal(Message):
     measured: Measured = Field(default_factory=Measured)
     holdings: Holdings | None = None
     """Whole, if it is another than was said last."""
+    ends_in_s: LeftSeconds | None = None
+    """In how long the machine goes away, as its own clock says; None: as it said before."""
     is_leaving: bool = False
     """The worker's last word: it ends in order, and holds nothing any more."""
 

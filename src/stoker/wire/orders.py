@@ -11,7 +11,7 @@ from stoker.host.names import name_fault
 from stoker.model.errors import BadInput
 from stoker.model.leases import Partition
 from stoker.model.names import point_name
-from stoker.model.requirements import DEFAULT_RAM_BYTES, MOST_PRIORITY, Requirements, WantedJob, Wish
+from stoker.model.requirements import DEFAULT_RAM_BYTES, MOST_EXPECTED_S, MOST_PRIORITY, Requirements, WantedJob, Wish
 from stoker.wire.codec import alike, said
 from stoker.wire.protocol import Asked, Message
 
@@ -64,8 +64,9 @@ class RequirementsBody(Asked):
     base: str = ""
     base_bytes: Bytes = 0
     base_ram_bytes: Bytes = 0
-    transfer_mb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    mflop: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    transfer_mb: Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)] = 0.0
+    mflop: Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)] = 0.0
+    """These two within what a manifest may say: the cost rule multiplies them."""
 
     def requirements(self) -> Requirements:
         """Give them as placement reads them."""
@@ -172,6 +173,9 @@ class JobOrder(Asked):
     attempts: Annotated[int, Field(ge=1, le=100)] = 1
     """How many failures of its own it may have, the first included."""
     timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    expected_s: Annotated[float, Field(gt=0, le=MOST_EXPECTED_S, allow_inf_nan=False)] | None = None
+    """How long it is expected to take: on a device of speed 1, or on the only machine that it allows. None: not stated.
+    No part of the id."""
     on_partition: Partition = Partition.STOP
 
     def wanted(self) -> WantedJob:
@@ -248,7 +252,7 @@ class HostPolicy(Asked):
 
     name: str
     description: str | None = None
-    priority: int | None = None
+    priority: Annotated[int, Field(ge=-(1 << 31), le=(1 << 31) - 1)] | None = None
     allow_jobs: tuple[str, ...] | None = None
     deny_jobs: tuple[str, ...] | None = None
 
@@ -306,7 +310,12 @@ class OrderOutcome(Message):
     withheld: tuple[str, ...] = ()
     """Of such a job, the fields in which this submission differs from it."""
     forecast: str = ""
-    """Of a dry run, what would become of it: `waits, 3rd in line. desk: taken by resnet/1 for about 10m00s`."""
+    """Of a dry run, what would become of it: `waits, 3rd in line: expected on desk in about 10m00s`."""
+    machine: str = ""
+    """Of a dry run: where it is expected to start; empty: that is not known."""
+    starts_s: float | None = None
+    """Of a dry run: when; `None`: that is not known. The same for `ends_s`."""
+    ends_s: float | None = None
 
     @property
     def told_as(self) -> Outcome:
@@ -329,3 +338,5 @@ class Submitted(Message):
     vanished: tuple[str, ...] = ()
     """Pending jobs that the same source had brought and now does not name; they stay until somebody cancels them."""
     dry_run: bool = False
+    done_s: float | None = None
+    """Of a dry run: when all jobs that it would bring are done; `None`: that is not known."""

@@ -32,7 +32,7 @@ from stoker.wire.refusals import no_coordinator_there
 from stoker.wire.retaining import PruneAsk, PruneView
 from stoker.wire.speaking import Query, Question, Speaker, part, parts, whole_number
 from stoker.wire.submission_parts import Part, joined, parts_of
-from stoker.wire.views import FleetStatus, JobExplanation, JobPage, JobStory, MachineView
+from stoker.wire.views import FleetStatus, JobExplanation, JobPage, JobStory, MachineView, ScheduleView
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -229,6 +229,10 @@ class PeopleCalls:
     def forget(self, machine: str, asked: MachineAsk | None = None) -> DoneView:
         """Remove a machine; without a certificate, one that holds nothing and whose worker is gone, or if forced."""
         return self._do_to_machine(machine, "forget", asked, is_repeatable=False)
+
+    def schedule(self) -> ScheduleView:
+        """Return the state of the scheduler."""
+        return self._get("/v1/schedule", ScheduleView)
 
     def status(self) -> FleetStatus:
         """Give the whole fleet in one look."""

@@ -177,6 +177,8 @@ class MachineView(Message):
     """What its worker last found out: `at_s`, `offset_s` (its clock less ours), `version`, `protocol`, `findings`."""
     is_skewed: bool = False
     """Its program is another version than the coordinator's."""
+    ends_s: Seconds | None = None
+    """When it goes away, as its worker announced; nothing: no end is known."""
     certificate_until_s: Seconds | None = None
     """Of a machine that joined: when its certificate ends, unless it is renewed."""
 
@@ -199,6 +201,57 @@ class FleetStatus(Message):
     settling_s: Seconds = 0.0
     """How much longer nothing expires, after a start."""
     symptoms: tuple[SymptomView, ...] = ()
+
+
+class ExpectedView(Message):
+    """Where and when the scheduler is expected to start a waiting job."""
+
+    machine: Line = ""
+    """Empty: the start is further away than the forecast goes."""
+    devices: tuple[Line, ...] = ()
+    starts_s: Guess | None = None
+    """`None`: a job before it has no estimate."""
+    ends_s: Guess | None = None
+    not_before_s: Guess | None = None
+    """Of a start that is further away: the time that the forecast reached."""
+    why: Line = ""
+    """What decides that it is this job's turn: `oldest`, `longest_first`, `base_is_here`."""
+
+
+class HeldBackView(Message):
+    """A machine that has room for a waiting job now, and why the job does not start there."""
+
+    machine: Line
+    reason: Line
+    """`faster_machine`, `order`, `kept`, …"""
+    text: Line
+    ends_s: Guess | None = None
+    """When the job would end if it started there now."""
+
+
+class ShareOfUser(Message):
+    """How a user stands beside the others with running or ready jobs."""
+
+    user: Line
+    share: Guess | None = None
+    """Of the recent usage of these users."""
+    fair_share: Guess | None = None
+    """What the weights give."""
+    usage_s: Guess | None = None
+    """In seconds of the whole fleet; usage of a day ago counts half."""
+    jobs: Count
+    devices: Count
+
+
+class ScheduleView(Message):
+    """The state of the scheduler, to simulate what comes."""
+
+    schedule: dict[str, Any]
+    """`scheduler.snapshot.Snapshot.to_dict()`."""
+    names: dict[Line, Line] = {}
+    """The names of the first ready jobs, by their number in the schedule."""
+    blocked: Count = 0
+    """Pending jobs that are not ready: they wait for another job, or for their next try."""
 
 
 class JobExplanation(Message):
@@ -224,3 +277,11 @@ class JobExplanation(Message):
     changes: tuple[Line, ...] = ()
     """What would let it start now."""
     declines: tuple[dict[str, Any], ...] = ()
+    expected: ExpectedView | None = None
+    """Of a job that waits: where and when it starts, by a forecast of the scheduler."""
+    held_back: tuple[HeldBackView, ...] = ()
+    """Of a job that waits: machines with room for it, and why it does not start there."""
+    share: ShareOfUser | None = None
+    """Of the job's submitter."""
+    chosen: Line = ""
+    """Of a job that has a machine: why it was granted to that one."""

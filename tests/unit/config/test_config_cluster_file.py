@@ -12,7 +12,7 @@ from stoker.config.fields import MOST_SHOWN
 from stoker.config.located import MOST_FAULTS
 from stoker.model.devices import MIB, MemoryType
 from stoker.model.errors import ClusterFaults, LocalFile
-from stoker.model.nodes import Gpu, Node, NodeTransport
+from stoker.model.nodes import Gpu, Node, NodeTransport, UserPolicy
 from tests.unit.config.declaring import Drawer
 
 SAMPLE = """\
@@ -118,6 +118,41 @@ def test_a_cluster_has_at_least_one_node(drawer: Drawer, text: str) -> None:
     (fault,) = drawer.cluster_faults(text)
     assert "at least one node" in fault
     assert fault.startswith("c.yaml:1:")
+
+
+def test_users_have_weights_and_limits(drawer: Drawer) -> None:
+    text = "nodes: []\nusers:\n  ada: {weight: 2, most_jobs: 4, most_devices: 2}\n  '*': {most_jobs: 1}\n  eve: {}\n"
+    assert drawer.cluster(text).users == {
+        "ada": UserPolicy(weight=2.0, most_jobs=4, most_devices=2),
+        "*": UserPolicy(most_jobs=1),
+        "eve": UserPolicy(),
+    }
+    toml = drawer.cluster('nodes = []\n[users.ada]\nweight = 0.5\n[users."me@desk"]\nmost_devices = 1\n', "c.toml")
+    assert toml.users == {"ada": UserPolicy(weight=0.5), "me@desk": UserPolicy(most_devices=1)}
+    assert drawer.cluster("users: {ada: {weight: 2}}").nodes == ()
+
+
+def test_all_faults_of_users_are_told_at_once_each_where_it_stands(drawer: Drawer) -> None:
+    faults = drawer.cluster_faults(
+        "nodes: []\nusers:\n  a: {weight: 0}\n  b: {weight: -1}\n  c: {weight: .inf}\n  d: {weight: .nan}\n"
+        "  e: {weight: '2'}\n  f: {most_jobs: 0}\n  g: {most_devices: -1}\n  h: {most_jobs: 1.5}\n  i: {runs: 3}\n"
+        "  j: 7\n  ' ': {}\n  k: {weight: 1e9}\n  l:\n"
+    )
+    assert [fault.partition("\n")[0] for fault in faults] == [
+        "c.yaml:3:15: users.a.weight: 0 is less than 0.001 (it is a number from 0.001)",
+        "c.yaml:4:15: users.b.weight: -1 is less than 0.001 (it is a number from 0.001)",
+        "c.yaml:5:15: users.c.weight: inf is not finite (it is a number from 0.001)",
+        "c.yaml:6:15: users.d.weight: nan is not finite (it is a number from 0.001)",
+        "c.yaml:7:15: users.e.weight: '2' is not a number (write it without quotes)",
+        "c.yaml:8:18: users.f.most_jobs: 0 is less than 1 (it is a whole number from 1)",
+        "c.yaml:9:21: users.g.most_devices: -1 is less than 1 (it is a whole number from 1)",
+        "c.yaml:10:18: users.h.most_jobs: 1.5 is not a whole number (it is a whole number from 1)",
+        "c.yaml:11:7: users.i.runs: a user has no key 'runs' (known: weight, most_jobs, most_devices)",
+        "c.yaml:12:6: users.j: 7 is not a user: a map of keys and values",
+        "c.yaml:13:3: users. : ' ' is not a user's name, or *",
+        "c.yaml:14:15: users.k.weight: 1000000000.0 is more than 1000 (it is a number from 0.001)",
+        "c.yaml:15:5: users.l: null is not a user: a map of keys and values",
+    ]
 
 
 def test_two_nodes_of_one_name_are_refused_with_both_lines(drawer: Drawer) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stoker.config.cluster_text import node_as_json, render_cluster, write_cluster
 from stoker.model.devices import MemoryType
 from stoker.model.json_text import dumps, loads
-from stoker.model.nodes import Cluster, Gpu, Node, NodeTransport
+from stoker.model.nodes import Cluster, Gpu, Node, NodeTransport, UserPolicy
 from tests.unit.config.declaring import Drawer
 
 CARD = Gpu(uuid="GPU-8f1c", type="rtx-4090", vram_mb=24564)
@@ -63,6 +63,12 @@ nodes:
 
 def test_a_written_file_reads_back_as_the_same_cluster(drawer: Drawer) -> None:
     cluster = Cluster(nodes=(SAMPLE.nodes[0], SAMPLE.nodes[2]))
+    assert drawer.cluster(write_cluster(cluster)) == cluster
+
+
+def test_users_are_written_too(drawer: Drawer) -> None:
+    users = {"ada": UserPolicy(weight=2.5, most_jobs=4), "*": UserPolicy(most_devices=2), "me@desk": UserPolicy()}
+    cluster = Cluster(nodes=(SAMPLE.nodes[2],), users=users)
     assert drawer.cluster(write_cluster(cluster)) == cluster
 
 

@@ -383,9 +383,11 @@ def test_a_manifests_policy_takes_the_place_of_the_cluster_files(drawer: Drawer)
 
 
 def test_a_job_says_how_often_how_long_and_what_when_cut_off(drawer: Drawer) -> None:
-    text = '[[jobs]]\nname = "a"\ncommand = "x"\nattempts = 3\ntimeout = "8h"\non_partition = "keep"\n'
+    text = (
+        '[[jobs]]\nname = "a"\ncommand = "x"\nattempts = 3\ntimeout = "8h"\nexpected = "90m"\non_partition = "keep"\n'
+    )
     (job,) = read_manifest("m.toml", drawer.write(text, "m.toml")).jobs
-    assert (job.attempts, job.timeout, job.on_partition) == (3, "8h", Partition.KEEP)
+    assert (job.attempts, job.timeout, job.expected, job.on_partition) == (3, "8h", "90m", Partition.KEEP)
 
 
 @pytest.mark.parametrize(
@@ -395,6 +397,18 @@ def test_a_job_says_how_often_how_long_and_what_when_cut_off(drawer: Drawer) -> 
         ('timeout = "90"', "'90' is not a time such as 90s, 30m or 8h"),
         ('timeout = "0s"', "'0s' is not a time such as 90s, 30m or 8h"),
         ("timeout = 90", "90 is not text"),
+        (f'timeout = "{"9" * 400}h"', "is not a time such as 90s, 30m or 8h"),
+        ('expected = "soon"', "'soon' is not a time such as 90s, 30m or 8h, at most 366d"),
+        ('expected = "90"', "'90' is not a time such as 90s"),
+        ('expected = "0s"', "m.toml:4:12: jobs[0].expected: '0s' is not a time such as 90s"),
+        ('expected = "-2h"', "'-2h' is not a time such as 90s"),
+        ('expected = "inf"', "'inf' is not a time such as 90s"),
+        ('expected = "nan"', "'nan' is not a time such as 90s"),
+        ('expected = "367d"', "'367d' is not a time such as 90s"),
+        (f'expected = "{"9" * 400}h"', "is not a time such as 90s"),
+        ("expected = 90", "90 is not text"),
+        ("expected = inf", "inf is not text"),
+        ('eta = "2h"', "a job has no key 'eta' (did you mean 'expected'?"),
         ("attempts = 0", "0 is less than 1"),
         ('on_partition = "kep"', "'kep' is not stop or keep (did you mean 'keep'?)"),
         ("priority = 1000001", "1000001 is more than 1000000"),

@@ -9,10 +9,11 @@ from stoker.coordinator.matching.explaining import explain_job
 from stoker.model.nodes import Gpu, Node
 from stoker.model.requirements import Requirements, WantedJob, Wish
 from stoker.model.resources import GIB
+from stoker.scheduler.simulation.forecast import JobForecast
 from stoker.wire.leasing import Measured
 from stoker.wire.views import JobExplanation
 from tests.unit.coordinator.fleets import Driven, box, card, refused
-from tests.unit.coordinator.test_matching_explaining import NOW_S, view
+from tests.unit.coordinator.test_matching_explaining import NOW_S, expected, view
 
 BASE = "3f2a9c0144aa0f55"
 DESK = Node(name="desk", host="desk", max_adapters=8, gpus=(Gpu(uuid="GPU-1", type="rtx-4090", vram_mb=24 * 1024),))
@@ -27,21 +28,24 @@ def adapter(base: str = BASE, **more: Any) -> WantedJob:
 def fleet(*holders: Holder, count: int | None = None) -> Fleet:
     """A desk for eight adapters, on which these run."""
     driven = Driven()
-    driven.matcher.put_machine("desk", box("desk", card("GPU-1")), declared=DESK)
+    driven.put(box("desk", card("GPU-1")), declared=DESK)
     for number in range(len(holders) if count is None else count):
         driven.wait(number + 1, adapter())
         driven.grant("desk")
-    return Fleet(offers=driven.matcher.offers(), holders={"desk": list(holders)})
+    return Fleet(offers=driven.offers, holders={"desk": list(holders)})
 
 
 def member(job: str, wanted: WantedJob | None = None, *devices: str) -> Holder:
     return Holder(job=job, wanted=wanted or adapter(), devices=devices or ("GPU-1",), is_shared=True)
 
 
-def told(fleet: Fleet, wanted: WantedJob | None = None, **job: Any) -> JobExplanation:
+def told(
+    fleet: Fleet, wanted: WantedJob | None = None, forecast: JobForecast | None = None, **job: Any
+) -> JobExplanation:
     seen = view(**{"name": "lora/3", "recipe": "language/lora", **job})
     ahead = 0 if seen.state == "pending" else None
-    return explain_job(Case(job=seen, wanted=wanted or adapter(), ahead=ahead), fleet, now_s=NOW_S)
+    case = Case(job=seen, wanted=wanted or adapter(), ahead=ahead, forecast=forecast or expected("desk"))
+    return explain_job(case, fleet, now_s=NOW_S)
 
 
 def test_who_would_join_others_is_told_whom():
@@ -75,16 +79,22 @@ def test_another_base_another_device_and_programs_that_only_share_memory_are_no_
 
 
 def test_the_ninth_waits_for_a_slot_and_is_told_what_would_help():
-    found = told(fleet(*(member(f"lora/{number}") for number in range(1, 9))), name="lora/9")
-    assert found.verdict.startswith("waits, 1st in line. desk: taken by lora/1, lora/2, lora/3 and 5 more")
+    found = told(
+        fleet(*(member(f"lora/{number}") for number in range(1, 9))),
+        name="lora/9",
+        forecast=expected("desk", 60.0, is_start_known=False),
+    )
+    assert found.verdict.startswith(
+        "waits, 1st in line: expected on desk. desk: taken by lora/1, lora/2, lora/3 and 5 more"
+    )
     (row,) = found.machines
     assert row["obstacles"][0]["why"] == "all 8 slots are taken (8 jobs)"
     assert found.together == ()
 
 
-def test_the_matcher_gives_eight_at_once_and_no_ninth():
+def test_eight_are_granted_at_once_and_no_ninth():
     driven = Driven()
-    driven.matcher.put_machine("desk", box("desk", card("GPU-1"), ram_gib=16), declared=DESK)
+    driven.put(box("desk", card("GPU-1"), ram_gib=16), declared=DESK)
     for number in range(1, 10):
         driven.wait(number, adapter())
     assert driven.grants("desk") == [1, 2, 3, 4, 5, 6, 7, 8]

@@ -6,9 +6,11 @@ from typing import Any
 
 from stoker.coordinator.matching.cases import Fleet, case_of_order
 from stoker.coordinator.matching.explaining import explain_job
+from stoker.model.frozen import changed
 from stoker.wire.leasing import Holdings
 from stoker.wire.orders import EnvironmentChoice, JobOrder
 from tests.unit.coordinator.fleets import Driven, box
+from tests.unit.coordinator.test_matching_explaining import expected
 
 NOW_S = 1_000_000.0
 DIGEST = "d" * 64
@@ -26,11 +28,11 @@ def held(**more: Any) -> Holdings:
 
 
 def fleet(**holdings: Holdings) -> Fleet:
-    return Fleet(offers=Driven(*[box(name) for name in holdings]).matcher.offers(), holdings=holdings)
+    return Fleet(offers=Driven(*[box(name) for name in holdings]).offers, holdings=holdings)
 
 
 def test_a_machine_that_builds_first_says_so_and_how_long_others_took() -> None:
-    case = case_of_order(ORDER, now_s=NOW_S, ahead=0)
+    case = changed(case_of_order(ORDER, now_s=NOW_S, ahead=0), forecast=expected("lab1"))
     found = explain_job(case, fleet(lab1=held(), gone=held(builds_s={DIGEST: 120.0})), now_s=NOW_S)
     assert found.verdict == (
         "waits, 1st in line: starts when lab1 next asks for work, and builds its environment first (about 2m00s)"
@@ -39,7 +41,7 @@ def test_a_machine_that_builds_first_says_so_and_how_long_others_took() -> None:
 
 
 def test_a_machine_that_has_it_needs_no_word() -> None:
-    case = case_of_order(ORDER, now_s=NOW_S, ahead=0)
+    case = changed(case_of_order(ORDER, now_s=NOW_S, ahead=0), forecast=expected("desk"))
     found = explain_job(case, fleet(desk=held(environments=(DIGEST,))), now_s=NOW_S)
     assert found.verdict == "waits, 1st in line: starts when desk next asks for work"
     assert found.machines[0]["environment"]["standing"] == "ready"

@@ -8,10 +8,10 @@ import pytest
 
 from stoker.coordinator.matching.cases import Case, Decline, Fleet, Holder, Prerequisite, case_of_order
 from stoker.coordinator.matching.explaining import explain_job
-from stoker.coordinator.matching.matcher import Matcher
 from stoker.model.frozen import changed
 from stoker.model.requirements import WantedJob, Wish
 from stoker.model.resources import GIB
+from stoker.scheduler.simulation.forecast import ExpectedStart, HeldBack, JobForecast
 from stoker.wire.orders import JobOrder, RequirementsBody
 from stoker.wire.views import JobExplanation, JobView
 from tests.unit.coordinator.fleets import Driven, box, card, cpu_job, gpu_job
@@ -29,18 +29,26 @@ def told(wanted: WantedJob, fleet: Fleet, **said: Any) -> JobExplanation:
     return explain_job(Case(wanted=wanted, **(plain | said)), fleet, now_s=NOW_S)
 
 
+def expected(machine: str, start_s: float = 0.0, *held_back: HeldBack, **more: Any) -> JobForecast:
+    """What a forecast says: the job starts there and then, and takes a minute."""
+    start = ExpectedStart(machine=machine, start_s=start_s, end_s=start_s + 60.0, why="oldest")
+    return JobForecast(start=changed(start, **more), held_back=held_back)
+
+
 def busy(*, ends_s: float | None = NOW_S + 600) -> Fleet:
     """A desk whose one card somebody has to himself."""
     driven = Driven(box("desk", card("GPU-1")))
     driven.wait(1, gpu_job(10))
-    seat = driven.grant("desk").seat
-    holder = Holder(job="resnet/1", wanted=gpu_job(10), devices=seat.devices, ends_s=ends_s, based_on="12 runs")
-    return Fleet(offers=driven.matcher.offers(), holders={"desk": [holder]})
+    allocation = driven.grant("desk").allocation
+    holder = Holder(job="resnet/1", wanted=gpu_job(10), devices=allocation.devices, ends_s=ends_s, based_on="12 runs")
+    return Fleet(offers=driven.offers, holders={"desk": [holder]})
 
 
 def test_who_waits_for_a_busy_machine_is_told_who_has_it_and_until_when():
-    found = told(gpu_job(6), busy(), based_on="median of 12 runs")
-    assert found.verdict == "waits, 1st in line. desk: taken by resnet/1 for about 10m00s"
+    found = told(gpu_job(6), busy(), based_on="median of 12 runs", forecast=expected("desk", 600.0))
+    assert found.verdict == (
+        "waits, 1st in line: expected on desk in about 10m00s. desk: taken by resnet/1 for about 10m00s"
+    )
     assert (found.place_in_line, found.ahead, found.starts_s) == (1, 0, NOW_S + 600)
     assert found.based_on == "median of 12 runs"
     (row,) = found.machines
@@ -61,26 +69,70 @@ def test_nobody_knows_when_it_starts_if_nobody_knows_when_others_end():
     assert (found.starts_s, found.verdict) == (None, "waits, 1st in line. desk: taken by resnet/1")
 
 
-@pytest.mark.parametrize(
-    ("ahead", "lasts_s", "starts_s"),
-    [(0, 100.0, 600.0), (1, 100.0, 700.0), (3, 100.0, 900.0), (1, None, None), (20_000, 100.0, None)],
-    ids=["first", "second", "fourth", "others last nobody knows how long", "too far back"],
-)
-def test_jobs_ahead_take_the_first_rooms(ahead: int, lasts_s: float | None, starts_s: float | None):
-    found = told(gpu_job(6), busy(), ahead=ahead, lasts_s=lasts_s)
-    assert found.starts_s == (None if starts_s is None else NOW_S + starts_s)
-    assert found.place_in_line == ahead + 1
+def test_a_start_that_rests_on_a_guess_has_no_time():
+    found = told(gpu_job(6), busy(ends_s=None), forecast=expected("desk", 600.0, is_start_known=False))
+    assert found.verdict == "waits, 1st in line: expected on desk. desk: taken by resnet/1"
+    assert found.expected is not None
+    assert (found.starts_s, found.expected.machine, found.expected.starts_s) == (None, "desk", None)
+
+
+def test_a_start_that_is_further_away_than_the_forecast_goes_has_a_bound():
+    found = told(gpu_job(6), busy(), forecast=JobForecast(not_before_s=7200.0))
+    assert found.verdict == "waits, 1st in line: starts in more than 2h00m"
+    assert found.expected is not None
+    assert (found.starts_s, found.expected.not_before_s) == (None, NOW_S + 7200.0)
+
+
+def test_a_job_that_waits_for_a_faster_machine_is_told_when_it_would_end_on_both():
+    held = HeldBack(machine="board1", reason="faster_machine", end_s=7800.0)
+    found = told(gpu_job(6), busy(), forecast=expected("desk", 600.0, held, end_s=2400.0))
+    assert found.verdict == (
+        "waits, 1st in line, for desk: done there in about 40m00s, on board1, which has room, in 2h10m"
+    )
+    (row,) = found.held_back
+    assert (row.machine, row.reason, row.ends_s) == ("board1", "faster_machine", NOW_S + 7800.0)
+
+
+def test_a_machine_with_room_that_is_left_to_others_is_named_with_the_reason():
+    held = HeldBack(machine="big", reason="left_to_others")
+    found = told(gpu_job(6), busy(), forecast=expected("desk", 600.0, held))
+    assert found.verdict == (
+        "waits, 1st in line: expected on desk in about 10m00s; big has room, but it is left to jobs that need it"
+    )
+
+
+def test_a_job_that_starts_nowhere_though_there_is_room_says_why():
+    fleet = Fleet(offers=Driven(box("desk")).offers)
+    held = HeldBack(machine="desk", reason="machine_ends", end_s=7800.0)
+    found = told(cpu_job(), fleet, ahead=4, forecast=JobForecast(held_back=(held,)))
+    assert found.verdict == "waits, 5th in line: desk has room, but it goes away before the job would end"
+    assert found.changes == ()
+
+
+def test_a_higher_priority_is_proposed_only_where_the_order_alone_is_in_the_way():
+    fleet = Fleet(offers=Driven(box("desk")).offers)
+    faster = HeldBack(machine="desk", reason="faster_machine", end_s=7800.0)
+    behind = HeldBack(machine="desk", reason="order", first=7)
+    text = "starts now if its priority is above that of the job ahead (stoker jobs priority resnet/3)"
+    for held, changes in ((faster, ()), (behind, (text,))):
+        assert told(cpu_job(), fleet, ahead=1, forecast=expected("lab", 600.0, held)).changes == changes
+
+
+def test_the_job_that_goes_first_is_named():
+    held = HeldBack(machine="lab", reason="order", first=7)
+    found = told(gpu_job(6), busy(), ahead=1, forecast=expected("desk", 600.0, held), names={7: "resnet/1"})
+    assert [row.text for row in found.held_back] == ["resnet/1 goes first there"]
 
 
 def test_a_job_that_fits_now_starts_with_the_next_question():
-    fleet = Fleet(offers=Driven(box("desk"), box("lab", ram_gib=64, cpu_cores=16)).matcher.offers())
-    found = told(cpu_job(), fleet)
+    fleet = Fleet(offers=Driven(box("desk"), box("lab", ram_gib=64, cpu_cores=16)).offers)
+    found = told(cpu_job(), fleet, forecast=expected("lab"))
     assert found.verdict == "waits, 1st in line: starts when lab next asks for work"
     assert (found.starts_s, found.changes) == (NOW_S, ())
 
 
 def test_a_job_that_fits_now_and_has_others_before_it_is_told_of_priority():
-    fleet = Fleet(offers=Driven(box("desk")).matcher.offers())
+    fleet = Fleet(offers=Driven(box("desk")).offers)
     found = told(cpu_job(), fleet, ahead=2)
     assert found.verdict == "waits, 3rd in line"
     assert found.changes == (
@@ -93,7 +145,7 @@ def test_a_job_that_fits_now_and_has_others_before_it_is_told_of_priority():
     [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (13, "13th"), (22, "22nd"), (101, "101st")],
 )
 def test_places_are_counted_as_people_count(number: int, text: str):
-    fleet = Fleet(offers=Driven(box("desk")).matcher.offers())
+    fleet = Fleet(offers=Driven(box("desk")).offers)
     assert told(cpu_job(), fleet, ahead=number - 1).verdict.startswith(f"waits, {text} in line")
 
 
@@ -118,10 +170,10 @@ def test_a_job_waits_for_what_it_comes_after():
 
 
 def test_the_start_is_after_what_it_comes_after_and_after_its_delay():
-    fleet = Fleet(offers=Driven(box("desk")).matcher.offers())
+    fleet = Fleet(offers=Driven(box("desk")).offers)
     after = (Prerequisite(name="prep", state="running", ends_s=NOW_S + 60),)
-    assert told(cpu_job(), fleet, after=after).starts_s == NOW_S + 60
-    assert told(cpu_job(), fleet, not_before_s=NOW_S + 90).starts_s == NOW_S + 90
+    assert told(cpu_job(), fleet, after=after, forecast=expected("desk", 60.0)).starts_s == NOW_S + 60
+    assert told(cpu_job(), fleet, not_before_s=NOW_S + 90, forecast=expected("desk", 90.0)).starts_s == NOW_S + 90
 
 
 def test_a_job_that_tries_again_says_when_what_it_spent_and_on_what():
@@ -132,10 +184,10 @@ def test_a_job_that_tries_again_says_when_what_it_spent_and_on_what():
 
 
 def test_closed_machines_and_devices_that_would_take_it_are_named():
-    matcher = Matcher()
-    matcher.put_machine("lab1", box("lab1", card("GPU-1")), closed="drained: new disk")
-    matcher.put_machine("lab2", box("lab2", card("GPU-2")), closed_devices={"GPU-2": "cordoned"})
-    fleet = Fleet(offers=matcher.offers(), closed_until_s={"lab1": NOW_S + 3600})
+    driven = Driven()
+    driven.put(box("lab1", card("GPU-1")), closed="drained: new disk")
+    driven.put(box("lab2", card("GPU-2")), closed_devices={"GPU-2": "cordoned"})
+    fleet = Fleet(offers=driven.offers, closed_until_s={"lab1": NOW_S + 3600})
     found = told(gpu_job(6), fleet)
     assert "starts now if machine lab1, which is drained: new disk for about 1h00m is opened" in found.changes
     assert "starts now if GPU-2 of lab2 (cordoned) is opened" in found.changes
@@ -150,8 +202,8 @@ def test_absent_machines_are_told_of():
 
 
 def test_a_machine_that_is_away_and_could_not_run_it_promises_nothing():
-    able, unable = (Driven(machine).matcher.offers() for machine in (box("lab1", card("GPU-1")), box("desk")))
-    here = Driven(box("board")).matcher.offers()
+    able, unable = (Driven(machine).offers for machine in (box("lab1", card("GPU-1")), box("desk")))
+    here = Driven(box("board")).offers
     absent = {"lab1": "silent for 12m00s", "desk": "its worker left 5.0s ago"}
     found = told(gpu_job(6), Fleet(offers=here, away=(*able, *unable), absent=absent))
     assert (found.never, found.verdict[:35]) == ("", "waits for a machine that is away: o")
@@ -166,7 +218,7 @@ def test_a_machine_that_is_away_and_could_not_run_it_promises_nothing():
 
 
 def test_who_was_not_heard_of_since_a_start_of_the_coordinator_may_come_back():
-    found = told(gpu_job(6), Fleet(away=Driven(box("lab1", card("GPU-1"))).matcher.offers()))
+    found = told(gpu_job(6), Fleet(away=Driven(box("lab1", card("GPU-1"))).offers))
     assert not found.never
     assert "starts perhaps if lab1 comes back (not heard of since the coordinator started)" in found.changes
 
@@ -185,15 +237,16 @@ def test_declines_are_listed():
 
 def test_nobody_counts_on_a_machine_that_declined_it_a_while_ago():
     decline = Decline(machine="lab1", reason="secrets", message="lab1: not set: API_KEY", at_s=NOW_S - 7)
-    alone = Fleet(offers=Driven(box("lab1")).matcher.offers())
-    found = told(cpu_job(), alone, declines=(decline,), ahead=0)
+    alone = Fleet(offers=Driven(box("lab1")).offers)
+    found = told(cpu_job(), alone, declines=(decline,), ahead=0, forecast=expected("lab1", 53.0))
     assert found.verdict == "waits, 1st in line. lab1 declined it 7.0s ago: not set: API_KEY"
     assert found.starts_s is None
-    both = Fleet(offers=Driven(box("lab1", ram_gib=64, cpu_cores=16), box("desk")).matcher.offers())
-    found = told(cpu_job(), both, declines=(decline,), ahead=0)
+    both = Fleet(offers=Driven(box("lab1", ram_gib=64, cpu_cores=16), box("desk")).offers)
+    found = told(cpu_job(), both, declines=(decline,), ahead=0, forecast=expected("desk"))
     assert found.verdict == "waits, 1st in line: starts when desk next asks for work"
     assert found.starts_s == NOW_S
-    long_ago = told(cpu_job(), alone, declines=(changed(decline, at_s=NOW_S - 1000),), ahead=0)
+    old = changed(decline, at_s=NOW_S - 1000)
+    long_ago = told(cpu_job(), alone, declines=(old,), ahead=0, forecast=expected("lab1"))
     assert long_ago.verdict == "waits, 1st in line: starts when lab1 next asks for work"
 
 
@@ -222,14 +275,6 @@ def test_a_job_that_does_not_wait_says_what_it_does(said: dict[str, Any], verdic
     assert (found.place_in_line, found.starts_s, found.changes) == (None, None, ())
 
 
-def test_a_lease_that_the_machine_was_not_seen_with_frees_nothing_twice():
-    fleet = busy()
-    ghost = Holder(job="ghost", wanted=gpu_job(10), devices=("GPU-1",), ends_s=NOW_S + 5)
-    doubled = Fleet(offers=fleet.offers, holders={"desk": [*fleet.holders["desk"], ghost]})
-    found = told(gpu_job(6), doubled, ahead=0, lasts_s=100.0)
-    assert found.starts_s == NOW_S + 5
-
-
 def test_a_job_that_is_not_in_the_queue_yet_is_explained_alike():
     order = JobOrder(
         id="1" * 64,
@@ -252,6 +297,6 @@ def test_many_machines_are_named_briefly():
         f"m{number}": [Holder(job=f"job{number}", wanted=gpu_job(10), devices=(f"GPU-{number}",))]
         for number in range(6)
     }
-    found = told(gpu_job(6), Fleet(offers=offers.matcher.offers(), holders=holders))
+    found = told(gpu_job(6), Fleet(offers=offers.offers, holders=holders))
     assert found.verdict.endswith("m2: taken by job2 and 3 more")
     assert [row["node"] for row in found.machines] == [f"m{number}" for number in range(6)]

@@ -1,4 +1,4 @@
-"""The line in memory against a plain list of who is ready."""
+"""The ready jobs in memory against a plain list of them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.coordinator.matching.heads import Head
-from stoker.coordinator.matching.line import Line
 from stoker.coordinator.queue import waiting
 from stoker.coordinator.queue.waiting import Ready, Waiting
+from stoker.model.requirements import Requirements, WantedJob
+from stoker.scheduler.ready_queue import Head
+from stoker.scheduler.scheduler import Scheduler
 
 
 class Table:
@@ -34,8 +35,7 @@ class Table:
         for _, one in sorted(self.jobs.items()):
             levels.setdefault((one.class_id, one.priority), []).append(one)
         return {
-            Head(class_id=key[0], priority=key[1], seq=found[0].seq, since_s=found[0].since_s, count=len(found))
-            for key, found in levels.items()
+            Head(class_id=key[0], priority=key[1], seq=found[0].seq, count=len(found)) for key, found in levels.items()
         }
 
 
@@ -43,10 +43,24 @@ def ready(seq: int, class_id: int = 1, priority: int = 0) -> Ready:
     return Ready(seq, f"{seq:064x}", class_id, priority, float(seq), 0, 0, 0, 0, 0, "{}", "")
 
 
-def line_of(jobs: list[Ready]) -> tuple[Waiting, Table]:
+class Line(Waiting):
+    """Ready jobs of two classes, and what the scheduler was told of them."""
+
+    def __init__(self, table: Table) -> None:
+        scheduler = Scheduler()
+        for class_id in (1, 2):
+            scheduler.put_class(class_id, WantedJob(name="job", requirements=Requirements(cores=class_id)))
+        super().__init__(scheduler.ready, table.fetch)
+
+    def heads(self) -> list[Head]:
+        self.freshen()
+        return list(self._ready.heads())
+
+
+def line_of(jobs: list[Ready]) -> tuple[Line, Table]:
     table = Table()
     table.jobs = {one.seq: one for one in jobs}
-    line = Waiting(Line(lambda class_id: class_id))
+    line = Line(table)
     counts: dict[tuple[int, int], int] = {}
     for one in jobs:
         counts[one.class_id, one.priority] = counts.get((one.class_id, one.priority), 0) + 1
@@ -59,12 +73,12 @@ def test_a_long_line_is_read_a_page_at_a_time() -> None:
     line, table = line_of([ready(seq) for seq in range(1, 3001)])
     taken = []
     for _ in range(3000):
-        (head,) = line.freshen(table.fetch)
+        (head,) = line.heads()
         taken.append(line.job_at(head).seq)
         del table.jobs[head.seq]
         line.drop(1, 0, head.seq)
     assert taken == list(range(1, 3001))
-    assert len(line.freshen(table.fetch)) == 0
+    assert not line.heads()
     assert table.pages < 3000 / waiting.LARGEST_PAGE + 8
 
 
@@ -73,35 +87,50 @@ def test_many_who_come_at_once_do_not_all_stay_in_memory() -> None:
     for seq in range(1, 10_001):
         table.jobs[seq] = ready(seq)
         line.add(table.jobs[seq])
-    (head,) = line.freshen(table.fetch)
+    (head,) = line.heads()
     assert (head.seq, head.count) == (1, 10_000)
     assert len(line._levels[1, 0].first) <= waiting.LARGEST_PAGE
     assert table.pages == 0
 
 
-def test_who_declined_a_head_sees_the_next_one() -> None:
-    line, table = line_of([ready(seq) for seq in range(1, 41)])
-    line.freshen(table.fetch)
-    assert [head.seq for head in line.freshen(table.fetch, set(range(1, 31)))] == [31]
-    assert list(line.freshen(table.fetch, set(range(1, 41)))) == []
-    assert [head.seq for head in line.freshen(table.fetch)] == [1]
+def test_in_place_of_jobs_that_are_barred_the_next_one_is_named() -> None:
+    line, _ = line_of([ready(seq) for seq in range(1, 41)])
+    (head,) = line.heads()
+    following = line.instead(head, set(range(1, 31)))
+    assert following is not None
+    assert (following.seq, line.job_at(following).seq) == (31, 31)
+    assert line.instead(head, set(range(1, 41))) is None
+    assert line.instead(head, {2}) is head
+    assert line.heads() == [head]
+
+
+def test_the_nth_job_is_found_as_far_as_pages_are_kept_in_memory() -> None:
+    line, table = line_of([ready(seq) for seq in range(1, 3001)])
+    assert [line.nth(1, 0, place) for place in (0, 15, 16, 200)] == [1, 16, 17, 201]
+    assert line.nth(1, 0, 2500) is None
+    assert table.pages <= 6
+    assert line.nth(2, 0, 0) is None
 
 
 def test_rows_that_were_locked_when_they_were_read_are_found_later() -> None:
     line, table = line_of([ready(1)])
-    assert len(line.freshen(lambda *_: [])) == 0
-    assert len(line.freshen(table.fetch)) == 0
+    line.fetch = lambda *_: []
+    assert not line.heads()
+    line.fetch = table.fetch
+    assert not line.heads()
     line.look_again()
-    assert [head.seq for head in line.freshen(table.fetch)] == [1]
+    assert [head.seq for head in line.heads()] == [1]
 
 
 def test_rows_that_were_locked_are_found_though_others_came_meanwhile() -> None:
     line, table = line_of([ready(1), ready(2)])
-    assert [head.seq for head in line.freshen(lambda *_: [table.jobs[2]])] == [2]
+    line.fetch = lambda *_: [table.jobs[2]]
+    assert [head.seq for head in line.heads()] == [2]
+    line.fetch = table.fetch
     table.jobs[3] = ready(3)
     line.add(table.jobs[3])
     line.look_again()
-    assert [head.seq for head in line.freshen(table.fetch)] == [1]
+    assert [head.seq for head in line.heads()] == [1]
 
 
 MOVES = st.lists(
@@ -128,8 +157,8 @@ def test_the_line_always_shows_the_first_of_every_level(start: int, moves: list[
             line.drop(one.class_id, one.priority, one.seq)
             gone.append(one)
         elif verb == "look":
-            assert set(line.freshen(table.fetch)) == table.heads()
-    assert set(line.freshen(table.fetch)) == table.heads()
+            assert set(line.heads()) == table.heads()
+    assert set(line.heads()) == table.heads()
 
 
 def _enter(line: Waiting, table: Table, one: Any) -> None:

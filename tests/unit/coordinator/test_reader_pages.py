@@ -184,7 +184,8 @@ def test_every_filter_alone_has_an_index_in_order(tmp_path: Path, sqlite_templat
     reader.page(name="x")
     reader.page(recipe="x")
     reader.page(machine="x")
-    reader.runs(["x"])
+    reader.ready_numbers({(1, 0): 5})
+    reader.names([1, 2])
     with database.readers.connect() as connection:
         for statement, parameters in asked[:]:
             if "FROM jobs" in statement:

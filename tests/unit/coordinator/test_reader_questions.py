@@ -125,10 +125,14 @@ def test_counters_agree_with_lists(reader: Reader):
     assert sum(reader.ready_by_class().values()) == 3
 
 
-def test_completed_runs_say_what_they_took_the_newest_first(reader: Reader):
-    runs = reader.runs(["tabular/gbt", "never/run"])
-    assert [(run.recipe, run.seconds) for run in runs] == [("tabular/gbt", 60.0)] * 3
-    assert {run.class_id for run in runs} == set(reader.ready_by_class())
+def test_the_first_ready_jobs_of_a_class_have_numbers_and_names(reader: Reader):
+    ((class_id, count),) = reader.ready_by_class().items()
+    (numbers,) = reader.ready_numbers({(class_id, 0): count + 5}).values()
+    assert numbers == sorted(numbers)
+    assert len(numbers) == count
+    assert reader.ready_numbers({(class_id, 0): 1}) == {(class_id, 0): numbers[:1]}
+    assert reader.names(numbers)[numbers[0]] == reader.story(reader.names(numbers)[numbers[0]]).job.name
+    assert reader.names([10**9]) == {}
 
 
 def test_a_case_says_what_a_job_still_waits_for(reader: Reader):

@@ -45,9 +45,14 @@ def test_a_waiting_job_is_told_who_is_before_it_and_when_it_may_start(fleet: Dri
     fleet.start(grant)
     started_s = fleet.clock.wall_s()
     found = explanations.explain("third")
-    assert found.verdict == "waits, 2nd in line. m1: taken by first for about 1m00s"
-    assert found.starts_s == started_s + 120
-    assert found.based_on == "median of 3 runs of tabular/gbt that ask for the same on the CPU"
+    assert found.verdict == ("waits, 2nd in line: expected on m1 in about 2m01s. m1: taken by first for about 1m00s")
+    # The runs took a minute and a second; estimates are in steps of a tenth.
+    assert found.starts_s is not None
+    assert found.starts_s == pytest.approx(started_s + 122, rel=0, abs=6)
+    assert found.based_on == "median of 3 runs"
+    assert found.expected is not None
+    assert (found.expected.machine, found.expected.starts_s) == ("m1", found.starts_s)
+    assert found.expected.ends_s == pytest.approx(found.starts_s + 61, abs=3)
     assert found.changes == ("starts now if m1 has 2 slots instead of 1",)
     assert explanations.explain("first").verdict == "runs on m1 for about 1m00s"
 
@@ -67,12 +72,13 @@ def test_a_jobs_own_progress_says_when_it_ends(fleet: Driven, explanations: Expl
 
 
 def test_programs_are_alike_only_by_name(fleet: Driven, explanations: Explanations):
-    fleet.submit(order("long", recipe="command"))
-    (grant,) = fleet.claim()
-    fleet.finish(grant)
-    fleet.submit(order("other", recipe="command"), order("long", 2, recipe="command"))
+    fleet.submit(*(order("long", number, recipe="command") for number in (1, 2, 3)))
+    for _ in range(3):
+        (grant,) = fleet.claim()
+        fleet.finish(grant)
+    fleet.submit(order("other", recipe="command"), order("long", 4, recipe="command"))
     assert explanations.explain("other").based_on == ""
-    assert explanations.explain("long/2").based_on == "median of 1 run of long that ask for the same on the CPU"
+    assert explanations.explain("long/4").based_on == "median of 3 runs"
 
 
 def test_a_job_that_comes_after_another_is_in_no_line(fleet: Driven, explanations: Explanations):
@@ -129,7 +135,7 @@ def test_a_machine_shows_what_it_holds(fleet: Driven, explanations: Explanations
 
 
 def forecast(fleet: Driven, explanations: Explanations, *jobs: JobOrder) -> list[str]:
-    asked = Submission(jobs=jobs, dry_run=True)
+    asked = Submission(jobs=jobs, dry_run=True, submitter="me@desk")
     return [one.forecast for one in explanations.forecast(asked, fleet.submit(*jobs, dry_run=True)).jobs]
 
 
@@ -150,7 +156,7 @@ def test_a_dry_run_says_what_would_become_of_each_job(fleet: Driven, explanation
         "waits, 1st in line: starts when m1 next asks for work",
         "waits for known (pending)",
         "never on this fleet: needs a cuda device, no machine has one",
-        "waits, 4th in line",
+        "waits, 4th in line: expected on m1",
     ]
     assert fleet.reader.counts()["pending"] == 1
 
@@ -183,7 +189,7 @@ def test_a_dry_run_knows_machines_that_run_only_certain_code(fleet: Driven, expl
 def test_jobs_that_can_never_run_hold_nobody_up(fleet: Driven, explanations: Explanations):
     fleet.submit(*(order(f"huge{number}", requirements={"wish": "require"}) for number in range(3)), order("small"))
     assert explanations.explain("small").place_in_line == 1
-    assert forecast(fleet, explanations, order("next")) == ["waits, 2nd in line"]
+    assert forecast(fleet, explanations, order("next")) == ["waits, 2nd in line: expected on m1"]
 
 
 def test_a_worker_that_left_is_told_of_and_ranks_nowhere(fleet: Driven, explanations: Explanations):

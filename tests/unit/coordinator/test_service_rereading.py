@@ -10,7 +10,7 @@ from stoker.coordinator.service.rereading import Files, cluster_changes, lines_o
 from stoker.model.errors import ClusterFaults, ManifestFaults
 from stoker.model.faults import Fault
 from stoker.model.fleet_errors import DatabaseTrouble
-from stoker.model.nodes import Cluster, Node
+from stoker.model.nodes import Cluster, Node, UserPolicy
 from stoker.wire.asking import NOTHING_GIVEN
 from stoker.wire.orders import OrderOutcome, Outcome, Submission, Submitted
 
@@ -62,6 +62,16 @@ def test_what_is_another_in_a_cluster_is_said_machine_by_machine():
         "desk: max_adapters, priority",
     )
     assert cluster_changes(Cluster(nodes=(DESK,)), Cluster(nodes=(DESK,))) == ()
+
+
+def test_what_is_another_of_users_is_said_user_by_user():
+    before = Cluster(nodes=(DESK,), users={"ada": UserPolicy(weight=2.0), "bob": UserPolicy()})
+    after = Cluster(nodes=(DESK,), users={"ada": UserPolicy(most_jobs=3), "*": UserPolicy(most_jobs=1)})
+    assert cluster_changes(before, after) == (
+        "user *: new",
+        "user bob: no longer declared",
+        "user ada: weight, most_jobs",
+    )
 
 
 def test_both_files_are_read_before_anything_holds():

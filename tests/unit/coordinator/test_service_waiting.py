@@ -36,10 +36,12 @@ class Till:
         self.jobs = jobs
         self.otherwise = otherwise
         self.asked: list[str] = []
+        self.ends_in_s: list[float | None] = []
         self.turn: asyncio.Event | None = None
 
     async def ask(self, claim: Claim) -> Granted:
         self.asked.append(claim.worker)
+        self.ends_in_s.append(claim.ends_in_s)
         has_one = self.jobs > 0
         self.jobs -= has_one
         if self.turn is not None:
@@ -98,7 +100,7 @@ def test_a_claim_waits_no_longer_than_it_said_and_gets_the_reasons():
     run(scene())
 
 
-def test_a_waiting_claim_is_woken_by_what_becomes_claimable():
+def test_a_waiting_claim_is_asked_again_when_it_is_not_known_what_is_new():
     async def scene():
         till = Till()
         waiting = Claims(till.ask)
@@ -114,27 +116,25 @@ def test_a_waiting_claim_is_woken_by_what_becomes_claimable():
     run(scene())
 
 
-def test_one_new_job_costs_a_few_questions_and_not_one_per_worker():
+def test_a_claim_that_is_asked_again_does_not_repeat_how_long_its_machine_stays():
     async def scene():
         till = Till()
         waiting = Claims(till.ask)
-        asking = [asyncio.ensure_future(waiting.claim(claim(number), never)) for number in range(200)]
+        asked = claim().model_copy(update={"ends_in_s": 40.0})
+        holds = asyncio.create_task(waiting.claim(asked, never))
         await settled()
-        till.asked.clear()
         till.jobs = 1
         waiting.stir()
-        await settled()
-        assert sum(one.done() for one in asking) == 1
-        assert len(till.asked) <= 2 * AT_ONCE
-        waiting.close()
-        await asyncio.gather(*asking)
+        await holds
+        assert till.ends_in_s == [40.0, None]
 
     run(scene())
 
 
-def test_every_worker_is_asked_once_where_others_jobs_wait():
+@pytest.mark.parametrize("otherwise", [OTHERS_ONLY, NOTHING], ids=["others", "empty"])
+def test_every_worker_is_asked_once_when_it_is_not_known_what_is_new(otherwise: Granted):
     async def scene():
-        till = Till(otherwise=OTHERS_ONLY)
+        till = Till(otherwise=otherwise)
         waiting = Claims(till.ask)
         asking = [asyncio.ensure_future(waiting.claim(claim(number), never)) for number in range(50)]
         await settled()
@@ -163,7 +163,7 @@ def test_many_new_jobs_reach_all_who_wait():
     run(scene())
 
 
-def test_what_becomes_claimable_while_a_claim_is_asked_is_not_missed():
+def test_news_while_a_claim_is_asked_is_not_missed():
     async def scene():
         till = Till()
         till.turn = asyncio.Event()
@@ -276,9 +276,29 @@ def test_only_machines_of_which_something_is_wished_ask_again(otherwise: Granted
         asking = [asyncio.ensure_future(waiting.claim(claim(number), never)) for number in range(20)]
         await settled()
         till.asked.clear()
-        waiting.call(frozenset({"w7", "w9", "stranger"}))
+        waiting.call(("w7", "w9", "stranger"))
         await settled()
         assert sorted(till.asked) == ["w7", "w9"]
+        waiting.close()
+        await asyncio.gather(*asking)
+
+    run(scene())
+
+
+def test_called_machines_ask_in_the_order_of_their_calls():
+    async def scene():
+        till = Till()
+        waiting = Claims(till.ask)
+        asking = [asyncio.ensure_future(waiting.claim(claim(number), never)) for number in range(3 * AT_ONCE)]
+        await settled()
+        till.asked.clear()
+        first = [f"w{number}" for number in (5, 3, 20, 4, 0, 11, 17, 2, 23, 9)]
+        second = [f"w{number}" for number in (8, 1, 22)]
+        waiting.call(first)
+        waiting.call(second)
+        for _ in range(5):
+            await settled()
+        assert till.asked == first + second
         waiting.close()
         await asyncio.gather(*asking)
 
@@ -299,7 +319,7 @@ def test_who_only_listens_is_asked_for_when_something_is_wished_of_it_and_not_fo
         assert (await working) == grant()
         assert till.asked == ["w2"], "what it hears says nothing about work, and work nothing to it"
         till.otherwise = ORDERS
-        waiting.call(frozenset({"w1"}))
+        waiting.call(("w1",))
         assert (await listening) == ORDERS
         assert len(waiting) == 0
 
@@ -313,7 +333,7 @@ def test_a_wish_that_comes_while_it_is_asked_for_is_not_missed():
         waiting = Claims(till.ask)
         listening = asyncio.ensure_future(waiting.claim(claim(1, most=0), never))
         await settled()
-        waiting.call(frozenset({"w1"}))
+        waiting.call(("w1",))
         assert till.asked == ["w1"]
         till.turn.set()
         await settled()
@@ -324,7 +344,27 @@ def test_a_wish_that_comes_while_it_is_asked_for_is_not_missed():
     run(scene())
 
 
-def test_what_becomes_claimable_while_it_is_first_asked_for_is_not_missed():
+def test_a_call_of_other_machines_while_a_claim_is_asked_does_not_repeat_it():
+    async def scene():
+        till = Till()
+        till.turn = asyncio.Event()
+        waiting = Claims(till.ask)
+        asking = asyncio.ensure_future(waiting.claim(claim(1), never))
+        await settled()
+        waiting.call(("w2",))
+        till.turn.set()
+        await settled()
+        assert till.asked == ["w1"]
+        waiting.call(("w1",))
+        await settled()
+        assert till.asked == ["w1", "w1"]
+        waiting.close()
+        await asking
+
+    run(scene())
+
+
+def test_news_while_a_claim_is_first_asked_is_not_missed():
     async def scene():
         till = Till()
         waiting = Claims(till.ask)

@@ -8,7 +8,6 @@ from stoker.model.resources import GIB
 from stoker.scheduler.changes import What
 from stoker.scheduler.explain import Explanation, PlacementRequest, Planned, explain, plan_jobs
 from stoker.scheduler.offers import NodeOffer, Sharing, offer_of
-from stoker.scheduler.score import CostRule
 from tests.unit.scheduler.fleets import DESKTOP, SAMPLE, card, gpu_job, job, machine
 
 
@@ -124,8 +123,8 @@ def test_memory_that_strangers_hold_is_told_as_measured() -> None:
 
 def test_the_cost_rule_s_word_is_shown_even_where_it_is_not_followed() -> None:
     wanted = job(wish=Wish.PREFER, transfer_mb=1.0, mflop=100.0, vram_bytes=GIB)
-    followed = explain(wanted, [machine("a", card())], cost=CostRule())
-    ignored = explain(wanted, [machine("a", card())])
+    followed = explain(wanted, [machine("a", card())])
+    ignored = explain(wanted, [machine("a", card())], cost=None)
     assert followed.advice == ignored.advice
     assert followed.advice.is_against
     assert (followed.is_advised_against, ignored.is_advised_against) == (True, False)

@@ -12,7 +12,6 @@ from stoker.model.requirements import WantedJob, Wish
 from stoker.model.resources import GIB
 from stoker.scheduler.node_index import NodeIndex, PlacedJob
 from stoker.scheduler.offers import NodeOffer, Sharing
-from stoker.scheduler.score import CostRule
 from tests.unit.scheduler.fleets import card, gpu_job, job, machine
 
 
@@ -238,7 +237,7 @@ def test_adapters_gather_where_their_base_is() -> None:
 
 def test_work_not_worth_the_way_goes_to_the_cpu_unless_it_requires_a_device() -> None:
     fleet = machine("gpu", card()), machine("cpu")
-    board = NodeIndex(fleet, cost=CostRule())
+    board = NodeIndex(fleet)
     tiny: dict[str, Any] = {"transfer_mb": 1.0, "mflop": 100.0, "vram_bytes": GIB}
     advised = board.place(board.shape_of(job(wish=Wish.PREFER, **tiny)))
     assert advised is not None
@@ -246,7 +245,7 @@ def test_work_not_worth_the_way_goes_to_the_cpu_unless_it_requires_a_device() ->
     required = board.place(board.shape_of(job(wish=Wish.REQUIRE, **tiny)))
     assert required is not None
     assert required.node == "gpu"
-    overridden = NodeIndex(fleet)
+    overridden = NodeIndex(fleet, cost=None)
     kept = overridden.place(overridden.shape_of(job(wish=Wish.PREFER, **tiny)))
     assert kept is not None
     assert kept.node == "gpu"

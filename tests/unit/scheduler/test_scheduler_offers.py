@@ -34,6 +34,9 @@ from stoker.scheduler.shapes import shape_of
 from tests.unit.hardware.machines import NO, capability, device
 from tests.unit.scheduler.fleets import BOX, DESKTOP, EDGE
 
+AVAILABLE = 20 * GIB - 32 * GIB // 10
+"""What a machine of 32 GiB, of which 20 GiB are free, admits: it keeps a tenth for itself."""
+
 
 def test_more_adapters_than_one_mean_sharing_and_counted_slots() -> None:
     offer = offer_of(DESKTOP)
@@ -46,7 +49,7 @@ def test_otherwise_there_is_a_slot_for_each_device_and_sharing_for_who_asks() ->
     offer = offer_of(EDGE)
     assert (offer.slots, offer.is_slot_per_device, offer.devices[0].sharing) == (1, True, Sharing.ASKED)
     assert offer.devices[0].whole_bytes == 4915 * MIB
-    assert offer_of(BOX).ram_bytes == 65536 * MIB
+    assert offer_of(BOX).ram_bytes == 58 * GIB
 
 
 @pytest.mark.parametrize(
@@ -89,7 +92,7 @@ def node(*gpus: Gpu, cpu_cores: int | None = None, ram_mb: int | None = None) ->
 def test_a_machine_that_nobody_declared_offers_what_was_found() -> None:
     agreed = agree(None, capability(device(0), device(1, visible=NO)))
     offer = agreed.offer
-    assert (offer.node, offer.cores, offer.ram_bytes, offer.slots) == ("desk", 8, 20 * GIB, 2)
+    assert (offer.node, offer.cores, offer.ram_bytes, offer.slots) == ("desk", 8, AVAILABLE, 2)
     assert [one.uuid for one in offer.devices if not one.closed] == ["GPU-0"]
     assert offer.devices[0].free_bytes == 23 * GIB
     assert offer.devices[1].closed == "not visible: CUDA_VISIBLE_DEVICES is empty"
@@ -99,10 +102,10 @@ def test_a_machine_that_nobody_declared_offers_what_was_found() -> None:
 @pytest.mark.parametrize(
     ("declared", "cores", "ram_bytes", "drift"),
     [
-        pytest.param((None, None), 8, 20 * GIB, [], id="nothing declared"),
+        pytest.param((None, None), 8, AVAILABLE, [], id="nothing declared"),
         pytest.param((4, 16 * 1024), 4, 16 * GIB, ["cores", "RAM"], id="declared smaller"),
-        pytest.param((64, 64 * 1024), 8, 20 * GIB, ["cores", "RAM"], id="declared larger"),
-        pytest.param((8, 31 * 1024), 8, 20 * GIB, [], id="within five percent"),
+        pytest.param((64, 64 * 1024), 8, AVAILABLE, ["cores", "RAM"], id="declared larger"),
+        pytest.param((8, 31 * 1024), 8, AVAILABLE, [], id="within five percent"),
     ],
 )
 def test_the_smaller_of_declared_and_found_counts(
@@ -207,15 +210,12 @@ def test_a_host_whose_name_is_none_for_a_file_gets_one(hostname: str, name: str)
     assert node_of(capability(hostname=hostname)).name == name
 
 
-def holder(
-    number: int, *, gib: int = 0, measured_gib: int | None = None, base: str = "", whole: bool = False
-) -> Holder:
+def holder(number: int, *, gib: int = 0, base: str = "", whole: bool = False) -> Holder:
     share = Share(
         uuid="GPU-0",
         promised_bytes=gib * GIB,
         total_bytes=24 * GIB,
         is_exclusive=whole,
-        measured_bytes=None if measured_gib is None else measured_gib * GIB,
     )
     entry = Entry(
         id=f"{number}",
@@ -233,12 +233,13 @@ def holder(
     return Holder(entry=entry, share=share, held_s=1.0, is_late=False)
 
 
-def state(*holders: Holder, reserved_gib: int, free_gib: int | None) -> DeviceState:
+def state(*holders: Holder, reserved_gib: int, free_gib: int | None, taken_gib: int = 0) -> DeviceState:
     return DeviceState(
         device=Candidate(uuid="GPU-0", total_bytes=24 * GIB),
         holders=holders,
         reserved_bytes=reserved_gib * GIB,
         free_bytes=None if free_gib is None else free_gib * GIB,
+        taken_bytes=taken_gib * GIB,
     )
 
 
@@ -265,8 +266,8 @@ def test_a_device_that_somebody_has_to_himself_takes_nobody() -> None:
 
 
 def test_what_is_promised_to_those_who_share_is_not_promised_again() -> None:
-    one, other = holder(1, gib=6, measured_gib=5, base="b"), holder(2, gib=4, base="b")
-    offer = with_holders(offered(), [state(one, other, reserved_gib=8, free_gib=16)])
+    one, other = holder(1, gib=6, base="b"), holder(2, gib=4, base="b")
+    offer = with_holders(offered(), [state(one, other, reserved_gib=8, free_gib=16, taken_gib=5)])
     shown = offer.devices[0]
     assert (shown.jobs, shown.promised_bytes, offer.jobs) == (2, 8 * GIB, 2)
     assert shown.bases == (ResidentBase(base="b", size_bytes=2 * GIB, jobs=2),)

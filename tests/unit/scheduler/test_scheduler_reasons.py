@@ -41,7 +41,7 @@ def test_the_memory_of_a_machine_is_the_most_free_of_any_one_device_and_never_a_
             {"vram_bytes": 99 * GIB, "ram_bytes": 64 * GIB, "cores": 99, "backend": Backend.ROCM},
             [
                 "needs 1 rocm device, has none",
-                "needs 64.0 GiB RAM, 20.0 GiB left of 20.0 GiB",
+                "needs 64.0 GiB RAM, 16.8 GiB left of 16.8 GiB",
                 "needs 99 cores, 8 left of 8",
             ],
             id="device",
@@ -50,14 +50,14 @@ def test_the_memory_of_a_machine_is_the_most_free_of_any_one_device_and_never_a_
             {"vram_bytes": 24 * GIB, "ram_bytes": 64 * GIB, "cores": 99},
             [
                 "needs 24.0 GiB, 11.2 GiB of 24.0 GiB measured free",
-                "needs 64.0 GiB RAM, 20.0 GiB left of 20.0 GiB",
+                "needs 64.0 GiB RAM, 16.8 GiB left of 16.8 GiB",
                 "needs 99 cores, 8 left of 8",
             ],
             id="vram",
         ),
         pytest.param(
             {"vram_bytes": 8 * GIB, "ram_bytes": 64 * GIB, "cores": 99},
-            ["needs 64.0 GiB RAM, 20.0 GiB left of 20.0 GiB", "needs 99 cores, 8 left of 8"],
+            ["needs 64.0 GiB RAM, 16.8 GiB left of 16.8 GiB", "needs 99 cores, 8 left of 8"],
             id="ram",
         ),
         pytest.param({"vram_bytes": 8 * GIB, "cores": 99}, ["needs 99 cores, 8 left of 8"], id="cores"),
@@ -120,5 +120,5 @@ def test_a_device_of_unknown_size_is_not_offered() -> None:
 def test_ram_that_can_not_be_read_refuses_no_job() -> None:
     assert judge(capability(ram_total_bytes=None, ram_available_bytes=None), Wish.NEVER, ram_bytes=99 * GIB).fits
     machine = capability(device(), ram_available_bytes=None)
-    assert judge(machine, ram_bytes=32 * GIB).fits
-    assert whys(judge(machine, Wish.NEVER, ram_bytes=33 * GIB)) == ["needs 33.0 GiB RAM, 32.0 GiB left of 32.0 GiB"]
+    assert judge(machine, ram_bytes=28 * GIB).fits
+    assert whys(judge(machine, Wish.NEVER, ram_bytes=33 * GIB)) == ["needs 33.0 GiB RAM, 28.8 GiB left of 28.8 GiB"]

@@ -255,3 +255,32 @@ def test_what_does_not_stop_when_its_lease_ends_is_ended_before_the_coordinator_
     assert Stop(token=token, grace_s=0.0) in told.wait(1.0)
     assert Stop(token=token, grace_s=0.0) not in told.wait(1.0)
     assert FleetTimes().grace_s > HURRY_S
+
+
+def test_a_worker_whose_time_is_over_gives_everything_back_and_ends_with_zero():
+    told = Told(ends_s=1050.0).join()
+    token = told.run(grant())
+    told.wait(49.5)
+    assert told.keeping.leaving is Leaving.NO
+    assert Stop(token=token, grace_s=10.0) in told.wait(0.5)
+    assert (told.keeping.leaving, told.keeping.exit_code) == (Leaving.SOFTLY, 0)
+    assert "leaving" in told.told
+    assert Stop(token=token, grace_s=0.0) not in told.wait(0.5), "its time is over once"
+    (sent,) = told.take(Stopped(now_s=told.now_s, token=token, end=STOPPED))
+    assert sent.last.word is Word.RELEASE
+
+
+def test_a_worker_whose_time_is_over_takes_no_grant_that_comes_late():
+    told = Told(ends_s=1050.0).join()
+    told.wait(50.0)
+    one = grant()
+    assert Begin(token=one.token()) not in told.give(one)
+
+
+def test_a_worker_that_is_told_to_end_after_its_time_ends_at_once():
+    told = Told(ends_s=1010.0).join()
+    told.run(grant())
+    told.wait(10.0)
+    assert "leaving" in told.told
+    told.take(AskedToEnd(now_s=told.now_s, exit_code=143, why="asked"))
+    assert told.keeping.leaving is Leaving.NOW

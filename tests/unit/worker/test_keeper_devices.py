@@ -5,9 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from stoker.hardware.probes.meters.meter import FakeMeter
 from stoker.host.identity import ProcessIdentity, mine, of_pid
 from stoker.model.capability import Capability
 from stoker.model.devices import MIB, Answer, Backend, Device, Verdict
@@ -17,7 +19,7 @@ from stoker.worker.keeper.machine import Machine
 from stoker.worker.keeper.redetecting import Offer
 from tests.fakes.coordinator import FakeCoordinator
 from tests.fakes.keeping import Keep
-from tests.unit.hardware.ledger.lab import CARD, held, real_ledger, sharing
+from tests.unit.hardware.ledger.lab import CARD, gib, held, real_ledger, sharing, whole
 
 GRANT = Grant(
     job="a" * 64, attempt=1, epoch=1, generation=1, name="a", recipe="command", lease_s=9.0, start_s=9.0,
@@ -26,7 +28,12 @@ GRANT = Grant(
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
+def meter() -> FakeMeter:
+    return FakeMeter({CARD.uuid: CARD.total_bytes})
+
+
+@pytest.fixture
+def machine(tmp_path: Path, meter: FakeMeter) -> Machine:
     keep = Keep(tmp_path, FakeCoordinator())
     yes = Answer(verdict=Verdict.YES)
     total_bytes = CARD.total_bytes
@@ -35,7 +42,7 @@ def machine(tmp_path: Path) -> Machine:
         installed=yes, visible=yes, usable=yes,
     )  # fmt: skip
     capability = Capability(hostname="desk", os="Linux", arch="any", cpu_cores=2, cpu_threads=2, devices=(card,))
-    ledger = real_ledger(tmp_path)
+    ledger = real_ledger(tmp_path, meter=meter)
     keep.look_as(offer=Offer(capability), ledger=lambda: ledger)
     return keep.machine
 
@@ -68,3 +75,31 @@ def test_a_base_that_is_on_the_device_is_not_asked_for_again_before_a_start(mach
     assert not machine.look(second).device_trouble
     assert machine.look(second.model_copy(update={"base": "llama"})).device_trouble
     assert machine.look(second.model_copy(update={"vram_bytes": base_bytes + 2 * MIB})).device_trouble
+
+
+def left_bytes(machine: Machine) -> int:
+    """Return what the machine tells the coordinator that other programs leave of its device."""
+    return machine.measured({}).free_bytes[CARD.uuid]
+
+
+def test_a_base_that_several_jobs_of_one_process_hold_is_told_once(machine: Machine, meter: FakeMeter):
+    base: dict[str, Any] = {"base": held_base("qwen"), "base_bytes": gib(6)}
+    rooms = [held(machine.ledger().reserve(sharing(gib(7), job=f"adapter {number}", **base))) for number in range(3)]
+    meter.use(CARD.uuid, mine().pid, gib(9))
+    for room in rooms:
+        machine.ledger().note_measured(room, {CARD.uuid: gib(9)})
+    assert left_bytes(machine) == CARD.total_bytes
+
+
+def test_memory_that_a_job_has_given_back_is_told_as_free_once(machine: Machine, meter: FakeMeter):
+    room = held(machine.ledger().reserve(sharing(gib(10))))
+    machine.ledger().note_measured(room, {CARD.uuid: gib(10)})
+    meter.use(CARD.uuid, mine().pid, gib(2))
+    meter.use(CARD.uuid, 1, gib(12))
+    assert left_bytes(machine) == CARD.total_bytes - gib(12)
+
+
+def test_what_the_job_that_has_a_device_alone_uses_is_told_as_free(machine: Machine, meter: FakeMeter):
+    held(machine.ledger().reserve(whole()))
+    meter.use(CARD.uuid, mine().pid, gib(20))
+    assert left_bytes(machine) == CARD.total_bytes

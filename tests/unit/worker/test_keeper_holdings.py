@@ -1,4 +1,4 @@
-"""What a worker tells of its trees: with hello, and with a heartbeat only where it is another."""
+"""What a worker tells of its trees and of its end: with hello, and with a heartbeat only where it is another."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from stoker.model.clock import SystemClock
+from stoker.model.clock import Clock, FakeClock, SystemClock
 from stoker.model.errors import LocalFile
-from stoker.wire.leasing import Hello, Holdings, Measured, Renewal, Renewed, Welcome
+from stoker.wire.leasing import Claim, Granted, Hello, Holdings, Measured, Renewal, Renewed, Welcome
 from stoker.worker.keeper.lines import Lines
-from stoker.worker.keeper.questions import Questions
+from stoker.worker.keeper.questions import Asked, Questions
+from tests.unit.host.real_processes import wait_until
 
 PATIENCE_S = 30.0
 HELLO = Hello(worker="desk", incarnation="incarnation-1", capability={}, capability_digest="", contents_at="http://x")
@@ -26,11 +27,19 @@ class Words:
     def __init__(self) -> None:
         self.hellos: list[Hello] = []
         self.renewals: list[Renewal] = []
+        self.claims: list[Claim] = []
         self.has_forgotten = False
 
     def hello(self, hello: Hello) -> Welcome:
         self.hellos.append(hello)
         return WELCOME
+
+    def claim(self, claim: Claim) -> Granted:
+        self.claims.append(claim)
+        return Granted(generation=1)
+
+    def cut(self) -> None:
+        pass
 
     def renew(self, renewal: Renewal) -> Renewed:
         self.renewals.append(renewal)
@@ -39,18 +48,19 @@ class Words:
 
 
 class Asking:
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None, ends_s: float | None = None) -> None:
         self.words = Words()
         self.held: Any = Holdings()
         self._answered = threading.Semaphore(0)
-        lines = Lines(url="http://x", words=self.words, bytes=None, ask=None)  # type: ignore[arg-type]
+        lines = Lines(url="http://x", words=self.words, bytes=None, ask=lambda: self.words)  # type: ignore[arg-type]
         self.questions = Questions(
             lines,
             hello=lambda: HELLO,
-            clock=SystemClock(),
+            clock=clock or SystemClock(),
             report=lambda _: self._answered.release(),
             new_word=lambda: "a-word-of-its-own",
             holds=self._holds,
+            ends_s=ends_s,
         )
 
     def _holds(self) -> Holdings:
@@ -60,9 +70,14 @@ class Asking:
         return self.held
 
     def greet(self) -> Holdings | None:
+        wait_until(lambda: not self.questions._is_greeting)
         self.questions.greet()
         assert self._answered.acquire(timeout=PATIENCE_S)
         return self.words.hellos[-1].holdings
+
+    def ask(self) -> None:
+        self.questions.claim(Asked(most=1, wait_s=0.0, measured=Measured, stopping=lambda: (), looks_around=False))
+        assert self._answered.acquire(timeout=PATIENCE_S)
 
     def beat(self) -> Holdings | None:
         self.questions.renew(lambda _: (), Measured)
@@ -103,3 +118,23 @@ def test_a_coordinator_that_has_forgotten_what_is_held_is_told_with_the_next_hea
     assert asking.beat() is None
     assert asking.beat() == one
     assert asking.beat() is None
+
+
+def test_everything_that_a_worker_says_says_how_much_time_is_left_when_it_is_sent(asking: Asking) -> None:
+    asking.greet()
+    asking.ask()
+    asking.beat()
+    words = asking.words
+    assert (words.hellos[-1].ends_in_s, words.claims[-1].ends_in_s, words.renewals[-1].ends_in_s) == (None, None, None)
+    clock = FakeClock()
+    ends = Asking(clock, ends_s=clock.boottime_s() + 60.0)
+    try:
+        for _ in range(3):
+            ends.greet()
+            ends.ask()
+            ends.beat()
+            clock.advance(45.0)
+    finally:
+        ends.questions.close()
+    for said in (ends.words.hellos, ends.words.claims, ends.words.renewals):
+        assert [one.ends_in_s for one in said] == [60.0, 15.0, 0.0]

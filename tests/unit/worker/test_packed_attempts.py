@@ -15,6 +15,7 @@ from stoker.model.artifacts import Tree, TreeEntry
 from stoker.model.digests import Digest
 from stoker.model.errors import HashMismatch, NoPermission, Usage
 from stoker.model.frozen import changed
+from stoker.model.resources import GIB
 from stoker.plan.action import Action, StageFacts
 from stoker.plan.checkpoints import resume_key
 from stoker.plan.graph import Node
@@ -35,6 +36,7 @@ def assigned(
     *,
     unproven: dict[str, Any] | None = None,
     readable: tuple[str, ...] | None = None,
+    granted: dict[str, Any] | None = None,
     **args: Any,
 ) -> Order:
     workspace.mkdir(parents=True, exist_ok=True)
@@ -58,6 +60,7 @@ def assigned(
         vram_bytes=0,
         unproven=unproven or {},
     )
+    brief = changed(brief, **(granted or {}))
     desk = changed(office.desk, readable=readable)
     return order_assignment(desk, Assignment(job=brief, run="run", lease_path=""))
 
@@ -80,6 +83,24 @@ def test_a_checkpoint_is_found_again_in_another_workspace(office: Office, tmp_pa
     assert [only(one).args["workspace"] for one in (first, second)] == [str(tmp_path / "one"), str(tmp_path / "two")]
     other = assigned(office, tmp_path / "three", folder="e" * 40)
     assert key_of(other) != key_of(first)
+
+
+@pytest.mark.parametrize(
+    ("granted", "needs"),
+    [
+        ({"devices": ["GPU-1"], "is_shared": True}, (1, 8.0, True)),
+        ({"devices": ["GPU-1"], "is_shared": False}, (1, 8.0, False)),
+        ({"devices": ["GPU-1", "GPU-2"], "is_shared": False}, (2, 8.0, False)),
+        ({"devices": [], "is_shared": False}, (0, 0.0, False)),
+    ],
+    ids=["shared", "alone", "two alone", "on the CPU"],
+)
+def test_a_program_shares_its_device_as_it_was_granted_whatever_it_allows(
+    office: Office, tmp_path: Path, granted: dict[str, Any], needs: tuple[int, float, bool]
+) -> None:
+    granted = {"vram_bytes": 8 * GIB, **granted}
+    made = only(assigned(office, tmp_path / "one", granted=granted, vram="8G", shares=True, gpus=1)).needs
+    assert (made.gpu, made.vram_gib, made.shares) == needs
 
 
 def test_a_file_that_is_not_what_the_id_names_starts_nothing(office: Office, tmp_path: Path) -> None:

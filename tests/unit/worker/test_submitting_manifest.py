@@ -192,7 +192,15 @@ def test_the_same_words_in_another_folder_are_another_program(drawer: Drawer, tm
 
 @pytest.mark.parametrize(
     "more",
-    ["priority = 9", 'allowed_hosts = ["a"]', "min_ram_gib = 9.0", "attempts = 3", 'timeout = "2h"', 'secrets = ["X"]'],
+    [
+        "priority = 9",
+        'allowed_hosts = ["a"]',
+        "min_ram_gib = 9.0",
+        "attempts = 3",
+        'timeout = "2h"',
+        'expected = "2h"',
+        'secrets = ["X"]',
+    ],
     ids=str,
 )
 def test_what_changes_no_result_changes_no_id(drawer: Drawer, more: str) -> None:
@@ -213,9 +221,9 @@ def test_what_changes_the_result_changes_the_id(drawer: Drawer, more: str) -> No
 def test_what_is_wanted_of_the_queue_travels_along(drawer: Drawer) -> None:
     order = drawer.read(
         SUM + '[[jobs]]\nname = "late"\nrecipe = "sum"\nhyper = { plus = 1 }\nafter = ["sums"]\nattempts = 3\n'
-        'timeout = "90m"\non_partition = "keep"\nsecrets = ["TOKEN"]\nprefer_hosts = ["desk"]'
+        'timeout = "90m"\nexpected = "1h30m"\non_partition = "keep"\nsecrets = ["TOKEN"]\nprefer_hosts = ["desk"]'
     ).jobs[1]
-    assert (order.after, order.attempts, order.timeout_s) == (("sums",), 3, 5400.0)
+    assert (order.after, order.attempts, order.timeout_s, order.expected_s) == (("sums",), 3, 5400.0, 5400.0)
     assert (order.on_partition, order.secrets, order.prefer_hosts) == (Partition.KEEP, ("TOKEN",), ("desk",))
 
 

@@ -30,13 +30,14 @@ def orders(office: Office, *words: str, target: str = "", program: tuple[str, ..
 
 
 def test_every_trial_is_a_job_with_the_id_that_it_has_here(office: Office) -> None:
-    made = orders(office, "plus=1,2", "values=[3]", target="test/sum", priority=4)
+    made = orders(office, "plus=1,2", "values=[3]", target="test/sum", priority=4, expected_s=90.0)
     here = office.order("test/sum", plus="1,2", values="[3]")
     assert [one.id for one in made.jobs] == [trial.job_id for trial in here.trials]
     assert [(one.name, one.number, one.label, one.priority) for one in made.jobs] == [
         ("sum", 1, "plus=1", 4),
         ("sum", 2, "plus=2", 4),
     ]
+    assert [one.expected_s for one in made.jobs] == [90.0, 90.0]
     assert all(map(is_honest, made.jobs))
 
 

@@ -34,7 +34,7 @@ class Ingesting(Alongside):
         self._last_id: int | None = None
         self._news = threading.Event()
 
-    def changed(self, _event_id: int, _is_claimable: bool) -> None:  # noqa: FBT001 - as the queue tells it
+    def changed(self, _event_id: int, _is_reread: bool) -> None:  # noqa: FBT001 - as the queue tells it
         """Take note that something happened."""
         self._news.set()
 

@@ -8,6 +8,8 @@ from stoker.model.frozen import changed, fresh, frozen
 from stoker.model.names import point_name
 from stoker.model.requirements import WantedJob
 from stoker.scheduler.offers import NodeOffer
+from stoker.scheduler.shares import ShareView
+from stoker.scheduler.simulation.forecast import JobForecast
 from stoker.wire.environments import environment_digest
 from stoker.wire.leasing import Holdings
 from stoker.wire.orders import EnvironmentChoice, InputBody, JobOrder
@@ -57,10 +59,16 @@ class Case:
     """Cause → how many attempts ended for it, and how many may."""
     ends_s: float | None = None
     """Of a job that runs, when it may end."""
-    lasts_s: float | None = None
-    """How long its like took."""
     based_on: str = ""
-    """What both are estimates from."""
+    """What the estimate of its duration is from; empty: there is none."""
+    forecast: JobForecast | None = None
+    """What is expected of it, if it waits and that is known."""
+    names: Mapping[int, str] = fresh(factory=dict)
+    """Names of jobs that go first somewhere, by number."""
+    share: ShareView | None = None
+    """How its submitter stands beside others."""
+    chosen: str = ""
+    """Why its machine was granted it, if it has one."""
     environment: tuple[EnvironmentChoice, ...] = ()
     """What its interpreter is made from."""
     inputs: tuple[InputBody, ...] = ()
@@ -107,8 +115,8 @@ class Fleet:
     """What machines' workers said that they have."""
 
 
-def case_of_order(order: JobOrder, *, now_s: float, ahead: int | None = None, lasts_s: float | None = None) -> Case:
-    """Give a job that is not in the queue yet, as it would stand there if it were handed in now."""
+def case_of_order(order: JobOrder, *, now_s: float, ahead: int | None = None) -> Case:
+    """Return a job that is not in the queue yet, as it would stand there if it were handed in now."""
     job = JobView(
         id=order.id,
         name=point_name(order.name, order.number),
@@ -123,6 +131,4 @@ def case_of_order(order: JobOrder, *, now_s: float, ahead: int | None = None, la
         changed_s=now_s,
     )
     wanted = changed(order.wanted(), environment=environment_digest(order.environment))
-    return Case(
-        job=job, wanted=wanted, ahead=ahead, lasts_s=lasts_s, environment=order.environment, inputs=order.inputs
-    )
+    return Case(job=job, wanted=wanted, ahead=ahead, environment=order.environment, inputs=order.inputs)

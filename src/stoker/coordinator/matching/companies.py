@@ -35,13 +35,13 @@ class CompanyOf:
         return f", in one process with {named}: same base {_short(self.base)}"
 
 
-def company_of(case: Case, fleet: Fleet, told: Explanation) -> CompanyOf:
-    """Say with whom a job runs, or would run if it started now, in one process."""
+def company_of(case: Case, fleet: Fleet, told: Explanation, machine: str | None) -> CompanyOf:
+    """Return with which jobs a job runs in one process, or would run if it started now on the machine it is to get."""
     job, asked = case.job, case.wanted.requirements
     if not _is_shared(asked):
         return CompanyOf()
     if job.state == JobState.PENDING:
-        place = next((one for one in told.nodes if one.node == told.best), None)
+        place = next((one for one in told.nodes if one.node == machine and one.fits), None)
         return CompanyOf() if place is None else _beside(asked, fleet.holders.get(place.node, ()), place.on, job.name)
     if job.state not in (JobState.CLAIMED, JobState.RUNNING):
         return CompanyOf()

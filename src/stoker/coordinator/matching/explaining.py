@@ -1,8 +1,8 @@
 """Why a job is where it is, when it may start, and what would change that.
 
-Every machine and device with its score or its reason, what holds it and until when; the place in line. Pure: it asks
-the rule that places (`scheduler.explain`), of a job in the queue as of one that is not there yet, and
-decides nothing.
+Every machine and device with its score or its reason, what holds it and until when; the place in line; where and when a
+forecast of the scheduler lets the job start, and why not now where there is room. Pure: it asks the rule that places
+(`scheduler.explain`) and reads the forecast, of a job in the queue as of one that is not there yet; it decides nothing.
 """
 
 from __future__ import annotations
@@ -14,23 +14,36 @@ from stoker.coordinator.matching.cases import Case, Decline, Fleet, Prerequisite
 from stoker.coordinator.matching.companies import company_of
 from stoker.coordinator.matching.data import data_row, first_copies
 from stoker.coordinator.matching.environments import EnvironmentViews, first_builds
-from stoker.coordinator.matching.openings import starts_s
 from stoker.model.budgets import LASTING_DECLINE_S
-from stoker.model.frozen import changed
+from stoker.model.frozen import changed, fields_of
 from stoker.model.lifecycle import JobState
 from stoker.model.requirements import WantedJob, environment_word
 from stoker.model.units import format_duration
 from stoker.scheduler.changes import Change, why_never
+from stoker.scheduler.decisions import HoldReason
 from stoker.scheduler.explain import Explanation, Groups, NodeVerdict, explain
 from stoker.scheduler.fit import choose
 from stoker.scheduler.offers import NodeOffer
 from stoker.scheduler.shapes import Shape, shape_of
+from stoker.scheduler.simulation.forecast import ExpectedStart, HeldBack, JobForecast
 from stoker.wire.environments import Outlook
-from stoker.wire.views import JobExplanation
+from stoker.wire.views import ExpectedView, HeldBackView, JobExplanation, ShareOfUser
 
 _MOST_CHANGES = 4
 _MOST_MACHINES = 3
 """So many machines are named in one line; of more it is said how many."""
+_BY_TIME = (HoldReason.FASTER, HoldReason.PREFERRED)
+_HELD: Mapping[str, str] = {
+    HoldReason.FASTER: "the job ends earlier on a faster machine",
+    HoldReason.PREFERRED: "the job ends no later on a machine that it prefers",
+    HoldReason.BETTER_FREE: "a better machine is free",
+    HoldReason.SCARCE: "it is left to jobs that need it",
+    HoldReason.KEPT: "it is reserved for another job",
+    HoldReason.LIMIT: "the submitter has as many jobs or devices as allowed",
+    HoldReason.ENDS: "it goes away before the job would end",
+    HoldReason.DECLINED: "it declined the job",
+    HoldReason.ORDER: "another job goes first there",
+}
 _ENDED: Mapping[str, str] = {JobState.FAILED: "failed", JobState.CANCELLED: "was cancelled"}
 
 
@@ -57,12 +70,13 @@ class Explainer:
         fleet, now_s, told = self._fleet, self._now_s, self._place(case)
         views = self._environments.of(case)
         data = {name: data_row(case.inputs, name, held) for name, held in fleet.holdings.items()} if case.inputs else {}
-        first = first_builds(views.get(told.best or "")) + first_copies(data.get(told.best or "", {}))
+        machine = _machine_of(case.forecast)
+        first = first_builds(views.get(machine)) + first_copies(data.get(machine, {}))
         is_waiting = case.job.state == JobState.PENDING
         returning = self._returning(case.wanted) if is_waiting and told.best is None else {}
         never = "" if returning or not is_waiting else self._never(case.wanted, told)
         ahead = case.ahead if is_waiting and not told.never else None
-        company = company_of(case, fleet, told)
+        company = company_of(case, fleet, told, machine)
         return JobExplanation(
             job=case.job,
             verdict=_verdict(case, told, fleet, now_s, never, (first if is_waiting else "") + company.words()),
@@ -71,14 +85,22 @@ class Explainer:
             after={before.name: before.state for before in case.after} if is_waiting else {},
             place_in_line=None if ahead is None else ahead + 1,
             ahead=ahead,
-            starts_s=_start_s(case, told, fleet, now_s),
+            starts_s=_start_s(case, told, now_s),
             based_on=case.based_on,
             machines=tuple([_row(one, fleet, views.get(one.node), data.get(one.node)) for one in told.nodes])
             if tells_machines
             else (),
             changes=tuple(_changes(case, told, fleet, now_s, returning)) if is_waiting else (),
             declines=tuple(decline.to_dict() for decline in case.declines),
+            expected=_expected_view(case.forecast, now_s) if is_waiting else None,
+            held_back=tuple([_held_back_view(one, case, now_s) for one in _held_back(case)]) if is_waiting else (),
+            share=None if case.share is None else ShareOfUser(**fields_of(case.share)),
+            chosen="" if is_waiting else case.chosen,
         )
+
+    def offers(self, case: Case) -> Sequence[NodeOffer]:
+        """Return all machines, with those that can't have the job's environment denying it."""
+        return self._environments.offers(case)
 
     def may_ever(self, wanted: WantedJob) -> bool:
         """Say whether any machine that is known, here or away, could take such a job at its best."""
@@ -140,21 +162,56 @@ def _row(
     return row
 
 
-def _start_s(case: Case, told: Explanation, fleet: Fleet, now_s: float) -> float | None:
-    """Say when it may start: after what it comes after, after its delay, and once there is room."""
-    if case.job.state != JobState.PENDING or told.never or case.job.is_cancelling:
+def _start_s(case: Case, told: Explanation, now_s: float) -> float | None:
+    """Return when it is expected to start; None if a job before it has no estimate, or that is too far away."""
+    start = _start(case)
+    if case.job.state != JobState.PENDING or told.never or case.job.is_cancelling or start is None:
         return None
-    earliest_s = max(now_s, case.not_before_s)
-    for before in case.after:
-        if before.ends_s is None:
-            return None
-        earliest_s = max(earliest_s, before.ends_s)
-    if told.best is not None and _willing(case, told, now_s) is None:
+    if start.machine in _lately(case, now_s):
         return None
-    shape = shape_of(case.wanted)
-    fitting = {verdict.node for verdict in told.nodes if verdict.fits}
-    room_s = starts_s(shape, fleet, fitting, ahead=case.ahead or 0, lasts_s=case.lasts_s, now_s=now_s)
-    return None if room_s is None else max(earliest_s, room_s)
+    return now_s + start.start_s if start.is_start_known else None
+
+
+def _start(case: Case) -> ExpectedStart | None:
+    return None if case.forecast is None else case.forecast.start
+
+
+def _machine_of(forecast: JobForecast | None) -> str:
+    return "" if forecast is None or forecast.start is None else forecast.start.machine
+
+
+def _held_back(case: Case) -> tuple[HeldBack, ...]:
+    return () if case.forecast is None else case.forecast.held_back
+
+
+def _expected_view(forecast: JobForecast | None, now_s: float) -> ExpectedView | None:
+    if forecast is None:
+        return None
+    start, not_before_s = forecast.start, forecast.not_before_s
+    if start is None:
+        return None if not_before_s is None else ExpectedView(not_before_s=now_s + not_before_s)
+    return ExpectedView(
+        machine=start.machine,
+        devices=start.devices,
+        starts_s=now_s + start.start_s if start.is_start_known else None,
+        ends_s=now_s + start.end_s if start.is_end_known else None,
+        why=start.why,
+    )
+
+
+def _held_back_view(held: HeldBack, case: Case, now_s: float) -> HeldBackView:
+    return HeldBackView(
+        machine=held.machine,
+        reason=held.reason,
+        text=_why_held(held, case),
+        ends_s=None if held.end_s is None else now_s + held.end_s,
+    )
+
+
+def _why_held(held: HeldBack, case: Case) -> str:
+    if held.first is not None:
+        return f"{case.names.get(held.first) or 'another job'} goes first there"
+    return _HELD.get(held.reason, held.reason)
 
 
 def _verdict(case: Case, told: Explanation, fleet: Fleet, now_s: float, never: str, more: str) -> str:
@@ -189,13 +246,42 @@ def _waiting(case: Case, told: Explanation, fleet: Fleet, now_s: float, never: s
 
 
 def _place(case: Case, told: Explanation, fleet: Fleet, now_s: float, more: str) -> str:
-    """Say where it starts next, or who has the machines that it waits for."""
-    if told.best is not None:
-        taker = _willing(case, told, now_s)
-        if taker is None:
-            return ". " + _listed([_declined_text(one, now_s) for one in _lately(case, now_s).values()], "; ")
-        there = more if taker == told.best else ""
-        return f": starts when {taker} next asks for work{there}" if not case.ahead else ""
+    """Return where it starts next and when; or why not, and which jobs have the machines that it waits for."""
+    start, declined = _start(case), _lately(case, now_s)
+    if start is None or start.machine in declined:
+        if declined and told.best is not None:
+            return ". " + _listed([_declined_text(one, now_s) for one in declined.values()], "; ")
+        not_before_s = None if case.forecast is None else case.forecast.not_before_s
+        after = "" if not_before_s is None else f": starts in more than {format_duration(not_before_s)}"
+        return after or _room_text(case) or _taken(told, fleet, now_s)
+    if start.start_s <= 0:
+        return f": starts when {start.machine} next asks for work{more}"
+    held = [one for one in _held_back(case) if one.reason != HoldReason.ORDER]
+    if held:
+        return _compared(case, start, held[0]) + more
+    return f": expected on {start.machine}{_in(start)}{more}{_taken(told, fleet, now_s)}"
+
+
+def _room_text(case: Case) -> str:
+    """Return why it does not start where there is room; empty: there is none, or only the order is in the way."""
+    held = next((one for one in _held_back(case) if one.reason != HoldReason.ORDER), None)
+    return "" if held is None else f": {held.machine} has room, but {_why_held(held, case)}"
+
+
+def _in(start: ExpectedStart) -> str:
+    return f" in about {format_duration(start.start_s)}" if start.is_start_known else ""
+
+
+def _compared(case: Case, start: ExpectedStart, held: HeldBack) -> str:
+    """Return why it waits for a machine though another one has room."""
+    if held.reason in _BY_TIME and start.is_end_known and held.end_s is not None:
+        there, here = format_duration(start.end_s), format_duration(held.end_s)
+        return f", for {start.machine}: done there in about {there}, on {held.machine}, which has room, in {here}"
+    return f": expected on {start.machine}{_in(start)}; {held.machine} has room, but {_why_held(held, case)}"
+
+
+def _taken(told: Explanation, fleet: Fleet, now_s: float) -> str:
+    """Return which jobs have the machines that it waits for."""
     found = []
     for node in told.waits_for:
         holders = fleet.holders.get(node, ())
@@ -207,17 +293,9 @@ def _place(case: Case, told: Explanation, fleet: Fleet, now_s: float, more: str)
 
 
 def _lately(case: Case, now_s: float) -> dict[str, Decline]:
-    """Give who declined it a while ago, so that nobody counts on them: the newest of each."""
+    """Return the newest decline of each machine that declined it a while ago: it is not counted on."""
     found = {one.machine: one for one in reversed(case.declines)}
     return {name: one for name, one in found.items() if one.at_s is None or now_s - one.at_s < LASTING_DECLINE_S}
-
-
-def _willing(case: Case, told: Explanation, now_s: float) -> str | None:
-    """Give who takes it next: the best of those that have not declined it."""
-    declined = _lately(case, now_s)
-    if told.best not in declined:
-        return told.best
-    return next((one.node for one in told.nodes if one.fits and one.node not in declined), None)
 
 
 def _declined_text(one: Decline, now_s: float) -> str:
@@ -231,7 +309,11 @@ def _changes(case: Case, told: Explanation, fleet: Fleet, now_s: float, returnin
     if case.after or case.not_before_s > now_s:
         yield from (_of_prerequisite(before, now_s) for before in case.after)
         return
-    if told.best is not None and case.ahead:
+    start = _start(case)
+    # Where it is held back for another machine a higher priority changes nothing.
+    held = _held_back(case)
+    is_passed = not held or any(one.reason == HoldReason.ORDER for one in held)
+    if told.best is not None and case.ahead and is_passed and (start is None or start.start_s > 0):
         ahead = "the job" if case.ahead == 1 else f"the {case.ahead:,} jobs"
         yield f"starts now if its priority is above that of {ahead} ahead (stoker jobs priority {case.job.name})"
     if told.best is None:

@@ -80,6 +80,23 @@ def joined(
     return join(name, capability, laid_over(declared, policy, capability), limits=limits)
 
 
+def with_closed(
+    offer: NodeOffer, closed: str, closed_devices: Mapping[str, str], *, unable: Mapping[str, str]
+) -> NodeOffer:
+    """Return an offer with what is closed, and why: the machine, devices by UUID, jobs by a word of theirs."""
+    devices = tuple(
+        changed(device, closed=closed_devices[device.uuid] or "closed") if device.uuid in closed_devices else device
+        for device in offer.devices
+    )
+    return changed(
+        offer,
+        closed=closed,
+        devices=devices,
+        deny_jobs=(*offer.deny_jobs, *unable),
+        denied_for=tuple(unable.items()),
+    )
+
+
 def join(name: str, capability: Capability, node: Node | None = None, *, limits: WorkerLimits | None = None) -> Agreed:
     """Give what a machine offers, idle, and where its declaration and the machine disagree.
 

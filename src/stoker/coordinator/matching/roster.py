@@ -54,6 +54,8 @@ class MachineFacts:
     last_seen_s: float
     left_s: float | None = None
     """When its worker said goodbye; nothing: it has not since its hello."""
+    ends_s: float | None = None
+    """When it goes away, as its worker announced."""
     closed: str = ""
     """Empty, drained, cordoned or paused."""
     why: str = ""
@@ -81,6 +83,7 @@ def machine_view(facts: MachineFacts, *, now_s: float, silent_s: float) -> Machi
         state=str(state),
         why=(facts.why or ("" if facts.offer is None else facts.offer.closed)) if is_closed else "",
         until_s=facts.until_s if is_closed else None,
+        ends_s=facts.ends_s if facts.left_s is None else None,
         incarnation=facts.incarnation,
         version=facts.version,
         last_seen_s=facts.last_seen_s,

@@ -75,7 +75,7 @@ class Notifier(Alongside):
         for transport in (self._outside, self._anywhere):
             transport.close()
 
-    def changed(self, _event_id: int, _is_claimable: bool) -> None:  # noqa: FBT001 - as the queue tells it
+    def changed(self, _event_id: int, _is_reread: bool) -> None:  # noqa: FBT001 - as the queue tells it
         """Take note that something happened."""
         self._news.set()
 

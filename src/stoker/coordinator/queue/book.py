@@ -7,29 +7,33 @@ find its row shows that the copy is wrong; then it is thrown away and made again
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
+from typing import Any, NamedTuple
 
 from stoker.coordinator.authority.standing import Standing
-from stoker.coordinator.matching.heads import Seat
-from stoker.coordinator.matching.matcher import Matcher
 from stoker.coordinator.queue.setting import CoordinatorTime
-from stoker.coordinator.queue.waiting import Waiting
+from stoker.coordinator.queue.waiting import Ready, Waiting
 from stoker.model.json_text import loads
 from stoker.model.leases import Token
 from stoker.model.nodes import Cluster
-from stoker.model.requirements import WantedJob
+from stoker.model.requirements import WantedJob, Wish
+from stoker.scheduler.machine import LeaseAllocation
 from stoker.scheduler.offers import NodeOffer
+from stoker.scheduler.scheduler import Scheduler
+from stoker.scheduler.score import CPU_SPEED
 from stoker.wire.leasing import Holdings
 from stoker.wire.orders import EnvironmentChoice, HostPolicy
 
 ACCEPTS = "accepts"
 """Under this a machine's row keeps, beside what was declared of it, which code alone it runs."""
+ENDS = "ends_s"
+"""Under this it keeps there when the machine goes away."""
 
 
 class Live:
     """A live lease and what is needed of its job to end it."""
 
     __slots__ = (
+        "allocation",
         "attempt",
         "attempts",
         "blockers",
@@ -47,7 +51,6 @@ class Live:
         "prepared",
         "priority",
         "progress",
-        "seat",
         "seq",
         "started_s",
         "state",
@@ -64,10 +67,10 @@ class Live:
         self.machine: str = fields["machine"]
         self.incarnation: str = fields["incarnation"]
         self.class_id: int = fields["class_id"]
-        """Of its job now; its seat may still be of another one."""
+        """Of its job now; its allocation may still be of another one."""
         self.priority: int = fields["priority"]
         self.state: str = fields["state"]
-        self.seat: Seat = fields["seat"]
+        self.allocation: LeaseAllocation = fields["allocation"]
         self.attempts: int = fields["attempts"]
         """How many failures of its own the job may have."""
         self.user_failures: int = fields["user_failures"]
@@ -145,6 +148,11 @@ class Machine:
         return str(self.row["incarnation"])
 
     @property
+    def is_expected(self) -> bool:
+        """Whether it spoke lately, as far as is known, and did not say goodbye."""
+        return self.seen_tick_s > float("-inf") and self.row["left_s"] is None
+
+    @property
     def outdated(self) -> list[str]:
         """Earlier starts of its worker, the oldest first: their late words do not count."""
         return loads(self.row["outdated"]) if self.row["outdated"] else []
@@ -155,6 +163,12 @@ class Machine:
         declared = self.row["declared"]
         # Read seldom, and mostly not there: the text says so without being read.
         return tuple(loads(declared).get(ACCEPTS, ())) if f'"{ACCEPTS}"' in (declared or "") else ()
+
+    @property
+    def ends_s(self) -> float | None:
+        """When it goes away; None: no end is known."""
+        declared = self.row["declared"]
+        return loads(declared).get(ENDS) if f'"{ENDS}"' in (declared or "") else None
 
     @property
     def closed(self) -> str:
@@ -192,18 +206,50 @@ class Dropping:
         """The newest event that was dropped."""
 
 
+class JobKind(NamedTuple):
+    """What makes jobs one class: they ask for the same, are alike in what they run, and are of one user.
+
+    They also state about the same duration, or none.
+    """
+
+    wanted: WantedJob
+    like: str
+    """The recipe; of a program, the job's name: by that durations are learned."""
+    user: str
+    stated_s: float | None = None
+    """As `rounded_s` rounds it: on a device of speed 1, or on the only machine that is allowed."""
+
+    @property
+    def only_host(self) -> str:
+        """The machine on which its jobs take the stated time; empty: a device of speed 1."""
+        hosts = self.wanted.allowed_hosts
+        is_there = self.stated_s is not None and len(hosts) == 1 and self.wanted.requirements.wish is not Wish.NEVER
+        return hosts[0] if is_there else ""
+
+    def expected_s(self, offer: NodeOffer | None) -> float | None:
+        """Return the stated time on a device of speed 1; None: not stated.
+
+        `offer` is that of the only host, if it is known: the speed of its fastest device counts, or of its CPU.
+        """
+        if self.stated_s is None or not self.only_host or offer is None:
+            return self.stated_s
+        return self.stated_s * max((device.speed for device in offer.devices), default=CPU_SPEED)
+
+
 class Book:
     """All of it."""
 
-    def __init__(self, time: CoordinatorTime, matcher: Matcher, generation: int) -> None:
+    def __init__(self, time: CoordinatorTime, scheduler: Scheduler, generation: int) -> None:
         self.time = time
-        self.matcher = matcher
+        self.scheduler = scheduler
         self.generation = generation
         self.live: dict[str, Live] = {}
         """By the job's id."""
         self.live_by_seq: dict[int, Live] = {}
         self.machines: dict[str, Machine] = {}
-        self.classes: dict[WantedJob, int] = {}
+        self.classes: dict[JobKind, int] = {}
+        self.stated_on: dict[str, dict[int, JobKind]] = {}
+        """By machine, classes whose jobs state how long they take there."""
         self.class_sorts: dict[tuple[Any, ...], int] = {}
         """The same by the fields of orders, so that thousands that are alike are soon known."""
         self.environments: dict[str, tuple[EnvironmentChoice, ...]] = {}
@@ -212,7 +258,7 @@ class Book:
         """Whether some machine runs only certain code."""
         self.code_words: set[str] = set()
         """Those that classes have (`model.requirements.code_word`)."""
-        self.waiting = Waiting(matcher.line)
+        self.waiting = Waiting(scheduler.ready, _no_page)
         self.claims: OrderedDict[str, Claimed] = OrderedDict()
         """By request id, the oldest first."""
         self.barred: dict[str, dict[int, float]] = {}
@@ -235,25 +281,43 @@ class Book:
         self.bundle_id = 0
         self.class_id = 0
 
+    def put_class(self, class_id: int, kind: JobKind) -> None:
+        """Let the scheduler know a class, before any of its jobs is ready or runs."""
+        host = kind.only_host
+        if host:
+            self.stated_on.setdefault(host, {})[class_id] = kind
+        known = self.scheduler.machines.machines.get(host)
+        expected_s = kind.expected_s(None if known is None else known.offer)
+        self.scheduler.put_class(class_id, kind.wanted, user=kind.user, like=kind.like, expected_s=expected_s)
+
+    def restate(self, machine: str) -> None:
+        """Let the scheduler know how long jobs take whose duration is stated for a machine, which is known now."""
+        for class_id, kind in self.stated_on.get(machine, {}).items():
+            self.put_class(class_id, kind)
+
     def unbar(self, seq: int) -> None:
         """Let machines be offered a job again that they declined: it is another one now."""
         for declined in self.barred.values():
             declined.pop(seq, None)
 
     def add_live(self, live: Live) -> None:
-        """A lease begins."""
+        """Add a lease; the scheduler counts it where it is granted or restored."""
         self.live[live.id] = live
         self.live_by_seq[live.seq] = live
         machine = self.machines.get(live.machine)
         if machine is not None:
             machine.leases[live.seq] = live
-        self.matcher.seat(live.seat)
 
-    def drop_live(self, live: Live) -> None:
-        """A lease has ended."""
+    def drop_live(self, live: Live, now_s: float, *, is_completed: bool) -> None:
+        """Remove a lease that has ended."""
         del self.live[live.id]
         del self.live_by_seq[live.seq]
         machine = self.machines.get(live.machine)
         if machine is not None:
             machine.leases.pop(live.seq, None)
-        self.matcher.unseat(live.seat)
+        self.scheduler.release(live.allocation, now_s, is_completed=is_completed)
+
+
+def _no_page(_class_id: int, _priority: int, _after_seq: int, _most: int) -> list[Ready]:
+    """Return no ready jobs: outside of a turn nothing is read."""
+    return []

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
-from stoker.coordinator.matching.heads import NoMatch, Seat
-from stoker.coordinator.matching.line import Line
 from stoker.coordinator.queue.book import Claimed, Live, Machine
 from stoker.coordinator.queue.moves import leave_line
-from stoker.coordinator.queue.roster import known_machine, see
+from stoker.coordinator.queue.roster import known_machine, see, stay
 from stoker.coordinator.queue.rows import JobRow
 from stoker.coordinator.queue.turn import Turn
-from stoker.coordinator.queue.waiting import Ready
 from stoker.coordinator.queue.wishes import orders_for
 from stoker.model.fleet_errors import Conflict
 from stoker.model.fleet_events import FleetKinds
 from stoker.model.json_text import dumps, loads
 from stoker.model.leases import Partition
 from stoker.model.lifecycle import JobState
+from stoker.scheduler.calls import ANSWER_S
+from stoker.scheduler.decisions import Grant as Decision
+from stoker.scheduler.decisions import Hold, HoldReason
+from stoker.scheduler.scheduler import Instead
 from stoker.wire.leasing import CheckpointBody, Claim, Grant, Granted
 
 
@@ -26,28 +26,31 @@ def claim(turn: Turn, asked: Claim) -> Granted:
     """Grant what this machine gets now. The same request again gets the same leases, as far as they are still live."""
     machine = known_machine(turn, asked.worker, asked.incarnation)
     see(turn, machine)
+    stay(turn, machine, asked.ends_in_s)
     before = turn.book.claims.get(asked.request_id)
     if before is not None:
         return _again(turn, asked, before)
     orders = orders_for(machine, asked.stopping)
+    scheduler = turn.book.scheduler
     if orders or not asked.most:
+        scheduler.withdraw(machine.name)
         return Granted(orders=orders, closed=machine.closed, generation=turn.book.generation)
+    instead = _instead(turn, machine)
+    scheduler.measure(machine.name, asked.measured)
     grants: list[Grant] = []
     while len(grants) < asked.most:
-        found = turn.setting.matcher.choose(
-            machine.name, _line_for(turn, machine), turn.now_s, asked.measured, tells=not grants
-        )
-        if isinstance(found, NoMatch):
+        turn.book.waiting.freshen()
+        decision = scheduler.choose(machine.name, turn.now_s, tells=not grants, instead=instead)
+        if isinstance(decision, Hold):
             if not grants:
                 return Granted(
                     generation=turn.book.generation,
-                    waiting=dict(found.waiting),
-                    next_s=_next_s(turn),
-                    closed=machine.closed or found.closed,
+                    waiting=dict(decision.waiting),
+                    next_s=_next_s(turn, decision),
+                    closed=machine.closed or decision.closed,
                 )
             break
-        job = turn.book.waiting.job_at(found.head)
-        grants.append(_grant(turn, machine, job, found.seat))
+        grants.append(_grant(turn, machine, decision))
     granted = tuple((turn.book.live[grant.job].seq, grant.epoch) for grant in grants)
     turn.book.claims[asked.request_id] = Claimed(asked.incarnation, turn.now_s, granted)
     turn.write(
@@ -60,24 +63,22 @@ def claim(turn: Turn, asked: Claim) -> Granted:
     return Granted(grants=tuple(grants), waiting={}, closed=machine.closed, generation=turn.book.generation)
 
 
-def _next_s(turn: Turn) -> float | None:
+def _next_s(turn: Turn, hold: Hold) -> float | None:
+    """Return in how long there may be something for a machine though nothing else happens; None: never."""
     at_s = turn.book.next_delay_s
+    if HoldReason.BETTER_FREE in hold.waiting:
+        at_s = min(at_s, turn.now_s + ANSWER_S)
     return None if at_s == float("inf") else max(0.0, at_s - turn.now_s)
 
 
-def _fetch_page(turn: Turn, class_id: int, priority: int, after_seq: int, most: int) -> list[Ready]:
-    """Read the next ready jobs of a level."""
-    rows = turn.read(turn.queries.page, of_class=class_id, of_priority=priority, after_seq=after_seq, most=most)
-    return [Ready(*row) for row in rows]
-
-
-def _line_for(turn: Turn, machine: Machine) -> Line:
-    """Give the line without the jobs that this machine declined a moment ago."""
-    barred = turn.book.barred.get(machine.name, {})
+def _instead(turn: Turn, machine: Machine) -> Instead | None:
+    """Return what names the next job in place of one that this machine declined a moment ago; None: it did not."""
+    book = turn.book
+    barred = book.barred.get(machine.name, {})
     for seq in [seq for seq, until_tick_s in barred.items() if until_tick_s <= turn.tick_s]:
         del barred[seq]
-    turn.book.matcher.doubt(machine.name, is_doubted=bool(barred))
-    return turn.book.waiting.freshen(partial(_fetch_page, turn), barred)
+    book.scheduler.doubt(machine.name, is_doubted=bool(barred))
+    return (lambda head: book.waiting.instead(head, barred)) if barred else None
 
 
 def _again(turn: Turn, asked: Claim, before: Claimed) -> Granted:
@@ -96,8 +97,9 @@ def _again(turn: Turn, asked: Claim, before: Claimed) -> Granted:
     return Granted(grants=grants, generation=turn.book.generation)
 
 
-def _grant(turn: Turn, machine: Machine, job: Ready, seat: Seat) -> Grant:
+def _grant(turn: Turn, machine: Machine, decision: Decision) -> Grant:
     book = turn.book
+    job = book.waiting.job_at(decision.head)
     if not job.spec:
         row = JobRow(*turn.read(turn.queries.jobs_by_seq, seqs=turn.many([job.seq]))[0])
         job.spec, job.checkpoint = row.spec, row.checkpoint
@@ -114,7 +116,7 @@ def _grant(turn: Turn, machine: Machine, job: Ready, seat: Seat) -> Grant:
         class_id=job.class_id,
         priority=job.priority,
         state=JobState.CLAIMED.value,
-        seat=seat,
+        allocation=decision.allocation,
         attempts=spec.get("attempts", 1),
         user_failures=job.user_failures,
         lost=job.lost,
@@ -125,13 +127,14 @@ def _grant(turn: Turn, machine: Machine, job: Ready, seat: Seat) -> Grant:
         until_tick_s=turn.tick_s + turn.setting.times.start_s,
         progress="",
     )
-    _write_grant(turn, machine, live, job.epoch)
+    _write_grant(turn, machine, live, job.epoch, decision)
+    book.scheduler.grant(decision, turn.now_s)
     book.add_live(live)
     return _grant_of(turn, live, spec, job.checkpoint)
 
 
-def _write_grant(turn: Turn, machine: Machine, live: Live, was_epoch: int) -> None:
-    devices = dumps(live.seat.devices) if live.seat.devices else "[]"
+def _write_grant(turn: Turn, machine: Machine, live: Live, was_epoch: int, decision: Decision) -> None:
+    devices = dumps(live.allocation.devices) if live.allocation.devices else "[]"
     lease: dict[str, Any] = {
         "seq": live.seq,
         "attempt": live.attempt,
@@ -153,7 +156,7 @@ def _write_grant(turn: Turn, machine: Machine, live: Live, was_epoch: int) -> No
         changed_s=turn.now_s,
     )
     until_s = turn.now_s + turn.setting.times.start_s
-    turn.write(turn.statements.add_lease, **lease, until_s=until_s, is_shared=live.seat.is_shared, progress="")
+    turn.write(turn.statements.add_lease, **lease, until_s=until_s, is_shared=live.allocation.is_shared, progress="")
     turn.write(turn.statements.add_attempt, **lease, capability=machine.row["capability_digest"], granted_s=turn.now_s)
     turn.tell(
         FleetKinds.JOB_GRANTED,
@@ -163,7 +166,10 @@ def _write_grant(turn: Turn, machine: Machine, live: Live, was_epoch: int) -> No
         epoch=live.epoch,
         from_state="pending",
         to_state="claimed",
-        fields={"devices": live.seat.devices} if live.seat.devices else None,
+        fields={
+            **({"devices": live.allocation.devices} if live.allocation.devices else {}),
+            "chosen": {"why": decision.why, "score": decision.placement.key.score, "rank": decision.placement.key.rank},
+        },
     )
     turn.count_move("pending", "claimed")
 
@@ -197,11 +203,11 @@ def _grant_of(turn: Turn, live: Live, spec: dict[str, Any], checkpoint: str) -> 
         secrets=tuple(spec.get("secrets", ())),
         timeout_s=spec.get("timeout_s"),
         on_partition=Partition(spec.get("on_partition", Partition.STOP.value)),
-        devices=live.seat.devices,
-        is_shared=live.seat.is_shared,
-        vram_bytes=needs.get("vram_bytes", 0) if live.seat.devices else 0,
-        base=needs.get("base", "") if live.seat.is_shared else "",
-        base_bytes=needs.get("base_bytes", 0) if live.seat.is_shared else 0,
+        devices=live.allocation.devices,
+        is_shared=live.allocation.is_shared,
+        vram_bytes=needs.get("vram_bytes", 0) if live.allocation.devices else 0,
+        base=needs.get("base", "") if live.allocation.is_shared else "",
+        base_bytes=needs.get("base_bytes", 0) if live.allocation.is_shared else 0,
         ram_bytes=needs.get("ram_bytes", 0),
         cores=needs.get("cores", 0),
         checkpoint=CheckpointBody(**loads(checkpoint)) if checkpoint else None,

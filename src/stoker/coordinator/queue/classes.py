@@ -1,7 +1,7 @@
-"""Requirement classes: jobs that every machine treats alike, whatever they are called.
+"""Classes: jobs of one user that every machine treats alike, that run the same recipe or program, and last as long.
 
-A job's names belong to its class only as far as some machine's allow or deny list asks about them, so that a thousand
-names are still one class.
+A job's names belong to its class only as far as some machine's allow or deny list asks about them, and the name of a
+program, so that a thousand trials are still one class.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from stoker.coordinator.queue.book import JobKind
 from stoker.coordinator.queue.code_words import code_in, learn_code, unaccepted
 from stoker.coordinator.queue.environments import choices_in, digest_in, learn, unable
 from stoker.coordinator.queue.moves import enter_line, leave_line
@@ -22,17 +23,48 @@ from stoker.model.frozen import fields_of
 from stoker.model.json_text import dumps, loads
 from stoker.model.names import point_name
 from stoker.model.nodes import Cluster
+from stoker.model.principals import verified_name
 from stoker.model.requirements import Requirements, WantedJob, Wish, environment_word
+from stoker.scheduler.job_types import rounded_s
 from stoker.wire.environments import environment_digest
 from stoker.wire.orders import HostPolicy
 
+_PROGRAM = "command"
 
-def class_of(turn: Turn, spec: dict[str, Any]) -> int:
-    """Give the class of a job, by its order; a new one is written down."""
-    book = turn.book
+
+def like_of(recipe: str, name: str) -> str:
+    """Return by what runs are alike: the recipe; of programs, which have one recipe, the job's name."""
+    return name if recipe == _PROGRAM else recipe
+
+
+def user_of(submitter: str) -> str:
+    """Return which user's share a job counts against: the verified name of its submitter, if there is one.
+
+    What a program says of itself does not count beside a verified name, or a user would have a share for each computer.
+    """
+    return verified_name(submitter) or submitter
+
+
+def class_of(turn: Turn, spec: dict[str, Any], submitter: str) -> int:
+    """Return the class of a submitter's job, by its order; a new one is written down."""
+    book, user = turn.book, user_of(submitter)
+    stated_s = spec.get("expected_s")
+    if stated_s is not None:
+        stated_s = rounded_s(stated_s)
+    like = like_of(spec["recipe"], spec["name"])
     name, recipe = _listed_names(spec, book.listed)
     # Of thousands of jobs nearly all are alike: nothing else is made for those.
-    sort = (name, recipe, *spec["requirements"].items(), *spec["allowed_hosts"], None, *spec["prefer_hosts"])
+    sort = (
+        user,
+        like,
+        stated_s,
+        name,
+        recipe,
+        *spec["requirements"].items(),
+        *spec["allowed_hosts"],
+        None,
+        *spec["prefer_hosts"],
+    )
     if spec.get("environment"):
         choices = choices_in(spec)
         if learn(book, choices):
@@ -44,7 +76,8 @@ def class_of(turn: Turn, spec: dict[str, Any]) -> int:
         sort = (*sort, None, code)
     class_id = book.class_sorts.get(sort)
     if class_id is None:
-        class_id = book.class_sorts[sort] = _class_of_wanted(turn, _wanted(spec, name, recipe, code))
+        kind = JobKind(_wanted(spec, name, recipe, code), like, user, stated_s)
+        class_id = book.class_sorts[sort] = _class_of_kind(turn, kind)
     return class_id
 
 
@@ -63,20 +96,22 @@ def _let_deny(turn: Turn, code: str) -> None:
             offer(turn, machine)
 
 
-def _class_of_wanted(turn: Turn, wanted: WantedJob) -> int:
-    book = turn.book
-    known = book.classes.get(wanted)
+def _class_of_kind(turn: Turn, kind: JobKind) -> int:
+    book, wanted = turn.book, kind.wanted
+    known = book.classes.get(kind)
     if known is not None:
         return known
     book.class_id += 1
-    book.classes[wanted] = book.class_id
+    book.classes[kind] = book.class_id
     body = wanted_to_dict(wanted)
+    told = (("like", kind.like), ("user", kind.user), ("stated_s", kind.stated_s))
+    body |= {name: value for name, value in told if value}
     if wanted.environment:
         body["choices"] = [one.model_dump(mode="json") for one in book.environments[wanted.environment]]
     turn.write(
         turn.statements.add_class, id=book.class_id, key=digest_value("requirement class", body), wanted=dumps(body)
     )
-    turn.setting.matcher.put_class(book.class_id, wanted)
+    book.put_class(book.class_id, kind)
     return book.class_id
 
 
@@ -130,7 +165,7 @@ def reclassify(turn: Turn, words: frozenset[str]) -> int:
     rows = turn.read(turn.queries.open_called, names=turn.many(sorted(names)), recipes=turn.many(recipes))
     moved = 0
     for row in (JobRow(*row) for row in rows):
-        class_id = class_of(turn, loads(row.spec))
+        class_id = class_of(turn, loads(row.spec), row.submitter)
         if class_id != row.class_id:
             _move_class(turn, row, class_id)
             moved += 1

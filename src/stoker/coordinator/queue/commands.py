@@ -15,6 +15,7 @@ from stoker.model.frozen import fresh, frozen
 from stoker.model.nodes import Cluster
 from stoker.model.requirements import WantedJob
 from stoker.scheduler.offers import NodeOffer
+from stoker.scheduler.snapshot import Snapshot
 from stoker.wire.leasing import (
     CancelConfirmed,
     Claim,
@@ -192,7 +193,10 @@ class Sweep:
 
 @frozen
 class Look:
-    """Show the machines as matching sees them at this moment, for explanations. Changes nothing."""
+    """Show the machines as the scheduler sees them at this moment, for explanations. Changes nothing."""
+
+    schedule: bool = False
+    """Show also everything else that the scheduler knows, for forecasts."""
 
 
 @frozen
@@ -205,6 +209,8 @@ class Looked:
     """What the others would offer, were they back."""
     wanted: dict[int, WantedJob] = fresh(factory=dict)
     """What jobs of each class want."""
+    stated_s: dict[int, float] = fresh(factory=dict)
+    """Class → the duration that its submitter states (`JobKind.stated_s`), of those that state one."""
     drift: dict[str, tuple[str, ...]] = fresh(factory=dict)
     """Machine → where its declaration and detection disagree."""
     holdings: dict[str, Holdings] = fresh(factory=dict)
@@ -213,6 +219,8 @@ class Looked:
     """Machine → what its last heartbeat said."""
     accepts: dict[str, tuple[str, ...]] = fresh(factory=dict)
     """Machine → trees and commits whose code alone it runs, of those that run only some."""
+    schedule: Snapshot | None = None
+    """The scheduler's state, if that was asked for; of the ready jobs only the first of each class is numbered."""
 
 
 @frozen

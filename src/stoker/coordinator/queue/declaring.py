@@ -14,9 +14,11 @@ from stoker.wire.orders import HostPolicy
 def declare(turn: Turn, said: Declare) -> Done:
     """Let the coordinator's own file stand as it was read now."""
     turn.book.cluster = said.cluster
+    users = said.cluster.users if said.cluster is not None else {}
+    turn.book.scheduler.set_policies(users)
     moved = _spread(turn)
     nodes = [] if said.cluster is None else [node.name for node in said.cluster.nodes]
-    fields = {"source": plain(said.source), "machines": nodes, **telling({"by": plain(said.by)})}
+    fields = {"source": plain(said.source), "machines": nodes, **telling({"users": list(users), "by": plain(said.by)})}
     turn.tell(FleetKinds.POLICY_RELOADED, fields=fields)
     return Done(changed=tuple(nodes), data={"jobs_moved": moved})
 

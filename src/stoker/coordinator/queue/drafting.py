@@ -51,6 +51,7 @@ class Draft:
             "requirements": order.requirements.__dict__,
             "allowed_hosts": order.allowed_hosts,
             "prefer_hosts": order.prefer_hosts,
+            "expected_s": order.expected_s,
             "environment": order.environment,
             "code_tree": order.code_tree,
             "commit": order.commit,

@@ -53,7 +53,7 @@ def _drop_events(turn: Turn) -> bool:
 def _drop_classes(turn: Turn) -> bool:
     """Drop those of the next few classes that no job is of, whatever its state; say whether these were the last.
 
-    Matching may remember them until the coordinator starts anew: nothing is ever of such a class again.
+    The scheduler may remember them until the coordinator starts anew: nothing is ever of such a class again.
     """
     book = turn.book
     after_id = book.dropping.class_looked_to
@@ -66,7 +66,10 @@ def _drop_classes(turn: Turn) -> bool:
         for class_id in unused:
             turn.write(turn.statements.drop_class, at_id=class_id)
             turn.write(turn.statements.drop_count, at_key=f"class:{class_id}")
-        book.classes = {wanted: class_id for wanted, class_id in book.classes.items() if class_id not in unused}
+        book.classes = {kind: class_id for kind, class_id in book.classes.items() if class_id not in unused}
+        for stated in book.stated_on.values():
+            for class_id in unused & stated.keys():
+                del stated[class_id]
         book.class_sorts = {sort: class_id for sort, class_id in book.class_sorts.items() if class_id not in unused}
         # Before anybody asks for such a class anew: its row would be there twice.
         turn.settle()

@@ -63,7 +63,7 @@ def _remove(turn: Turn, name: str, why: str, by: str) -> None:
         for live in list(machine.leases.values()):
             lose(turn, live, why)
         del book.machines[name]
-        book.matcher.remove_machine(name)
+        book.scheduler.remove_machine(name)
         book.barred.pop(name, None)
         turn.write(turn.statements.drop_machine, at_name=name)
     turn.tell(FleetKinds.MACHINE_FORGOTTEN, machine=name, fields={"by": plain(by)} if by else None)

@@ -12,6 +12,7 @@ from stoker.model.frozen import frozen
 from stoker.model.json_text import dumps
 from stoker.model.lifecycle import JobState
 
+COMPLETED = "completed"
 _NOTHING: tuple[object, ...] = ("", None, [])
 
 
@@ -120,13 +121,13 @@ def tell_start(turn: Turn, live: Live, **fields: Any) -> None:
     )
     turn.count_move(live.state, JobState.RUNNING.value)
     live.state = JobState.RUNNING.value
+    turn.book.scheduler.leases.started(live.allocation, turn.now_s)
 
 
 def enter_line(turn: Turn, job: Ready) -> None:
     """Let a job be offered."""
     turn.book.waiting.add(job)
     turn.count(f"class:{job.class_id}", 1)
-    turn.is_claimable = True
 
 
 def leave_line(turn: Turn, class_id: int, priority: int, seq: int) -> None:
@@ -186,9 +187,7 @@ def _end_attempt(turn: Turn, live: Live, ending: Ending) -> None:
         tree=ending.tree,
         facts=ending.facts,
     )
-    turn.book.drop_live(live)
-    # What it held is free for whoever waits.
-    turn.is_claimable = True
+    turn.book.drop_live(live, turn.now_s, is_completed=ending.ending == COMPLETED)
 
 
 def _tell(turn: Turn, live: Live, ending: Ending, state: JobState, fields: dict[str, Any]) -> None:

@@ -49,7 +49,7 @@ def set_priority(turn: Turn, asked: SetPriority) -> Done:
 
 def requeue_row(turn: Turn, row: JobRow, *, spec: str, code: str, **fields: Any) -> None:
     """Put a terminal job back into the line under a higher epoch, its budgets whole again; its history stays."""
-    class_id = class_of(turn, loads(spec))
+    class_id = class_of(turn, loads(spec), row.submitter)
     is_ready = not row.blockers
     # What has completed has nothing to go on from: it is wanted anew, often with other code.
     goes_on = row.checkpoint and row.state != JobState.COMPLETED.value and is_checkpoint_here(turn, row.checkpoint)
@@ -109,7 +109,7 @@ def _cancel_one(turn: Turn, row: JobRow, by: str) -> str:
     if live is not None:
         turn.write(turn.statements.mark_cancelling, **at, changed_s=turn.now_s, message=why)
         live.is_cancelling, live.cancel_why = True, why
-        turn.called.add(live.machine)
+        turn.call(live.machine)
         turn.tell(FleetKinds.JOB_CANCELLING, machine=live.machine, **told)
         return ""
     turn.write(

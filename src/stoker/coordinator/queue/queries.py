@@ -90,10 +90,13 @@ class Queries:
                 select(AFTER.c.seq).limit(1).scalar_subquery(),
             )
         )
-        own, others = LEASE_FIELDS, LeaseRow._fields[len(LEASE_FIELDS) :]
-        columns = [LEASES.c[name] for name in own] + [JOBS.c[name] for name in others]
+        own, others = LEASE_FIELDS, LeaseRow._fields[len(LEASE_FIELDS) : -1]
+        columns = [LEASES.c[name] for name in own] + [JOBS.c[name] for name in others] + [ATTEMPTS.c.granted_s]
         self.leases = self._read(
-            select(*columns).join_from(LEASES, JOBS, JOBS.c.seq == LEASES.c.seq).order_by(LEASES.c.seq)
+            select(*columns)
+            .join_from(LEASES, JOBS, JOBS.c.seq == LEASES.c.seq)
+            .join(ATTEMPTS, (ATTEMPTS.c.seq == LEASES.c.seq) & (ATTEMPTS.c.attempt == LEASES.c.attempt))
+            .order_by(LEASES.c.seq)
         )
         self.machines = self._read(select(*[MACHINES.c[name] for name in MACHINE_COLUMNS]))
         self.policies = self._read(select(POLICIES.c.policy))
@@ -110,6 +113,29 @@ class Queries:
             select(JOBS.c.priority, func.count())
             .where(READY, JOBS.c.class_id == bindparam("of_class"))
             .group_by(JOBS.c.priority)
+        )
+
+        # Attempts of the newest jobs by number: bounded, however many have ended, and found along an index.
+        newest = (
+            select(JOBS.c.seq, JOBS.c.class_id, JOBS.c.submitter)
+            .where(JOBS.c.state == bindparam("of_state"))
+            .order_by(JOBS.c.seq.desc())
+            .limit(bindparam("most"))
+            .subquery()
+        )
+        self.ended = self._read(
+            select(
+                newest.c.class_id,
+                newest.c.submitter,
+                ATTEMPTS.c.machine,
+                ATTEMPTS.c.devices,
+                ATTEMPTS.c.granted_s,
+                ATTEMPTS.c.started_s,
+                ATTEMPTS.c.ended_s,
+                ATTEMPTS.c.ending,
+            )
+            .join_from(newest, ATTEMPTS, ATTEMPTS.c.seq == newest.c.seq)
+            .where(ATTEMPTS.c.ended_s.is_not(None))
         )
 
     def _make_waiting(self) -> None:

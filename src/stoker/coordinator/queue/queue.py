@@ -1,6 +1,6 @@
 """The queue: commands in, answers out once they are durable. One thread writes; readers have their own connections.
 
-    queue = Queue(open_database(url, clock=clock), clock=clock, times=…, budgets=…, matcher=…, has_object=…)
+    queue = Queue(open_database(url, clock=clock), clock=clock, times=…, budgets=…, scheduler=…, has_object=…)
     answer = queue.ask(command)             # blocks; raises StokerError
     queue.post(command, then)               # `then(answer | error)` is called in the writer's thread
 
@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
 from stoker.coordinator.authority.revocations import Revocations
 from stoker.coordinator.authority.standing import Standing
 from stoker.coordinator.database.opening import Database
-from stoker.coordinator.matching.matcher import Matcher
 from stoker.coordinator.queue.commands import Answer, Command, Submit
 from stoker.coordinator.queue.drafting import draft
 from stoker.coordinator.queue.reading.reader import Reader
@@ -28,6 +27,7 @@ from stoker.model.clock import Clock
 from stoker.model.errors import StokerError, Unavailable
 from stoker.model.leases import Budgets, FleetTimes, Token
 from stoker.model.pacing import Pace
+from stoker.scheduler.scheduler import Scheduler
 
 Then = Callable[[Answer | StokerError], None]
 Listener = Callable[[int, bool], None]
@@ -55,7 +55,7 @@ class Queue:
         clock: Clock,
         times: FleetTimes,
         budgets: Budgets,
-        matcher: Matcher,
+        scheduler: Scheduler,
         has_object: Callable[[str], int | None],
         randomness: Callable[[], float] | None = None,
         faults: Callable[[str], None] = no_fault,
@@ -67,7 +67,7 @@ class Queue:
             clock=clock,
             times=times,
             budgets=budgets,
-            matcher=matcher,
+            scheduler=scheduler,
             has_object=has_object,
             randomness=randomness or random.Random().random,  # noqa: S311 - spreads retries, guards nothing
             version=version,
@@ -75,7 +75,7 @@ class Queue:
         )
         self.budgets = budgets
         self._writer = Writer(database, setting, faults=faults, sweep_every_s=sweep_every_s)
-        self.reader = Reader(database, clock=clock)
+        self.reader = Reader(database, clock=clock, limits=scheduler.limit_reached)
         """Reads on their own connections, from any thread."""
         self._letters: SimpleQueue[Letter | None] = SimpleQueue()
         self._door = threading.Lock()
@@ -132,14 +132,18 @@ class Queue:
         return self._writer.standing()
 
     def on_change(self, listener: Listener) -> None:
-        """Call `listener(newest event, became claimable)` after every commit, in the writer's thread.
+        """Call `listener(newest event, is_reread)` after every commit, in the writer's thread.
 
-        It is also called when the rows had to be read again, since nobody knows then what is new.
+        It is also called when the rows had to be read again: then it is not known what is new, and whoever waits has to
+        ask again.
         """
         self._writer.listeners.append(listener)
 
-    def on_wish(self, listener: Callable[[frozenset[str]], None]) -> None:
-        """Call `listener(machines)` when these are to do something with a lease of theirs, in the writer's thread."""
+    def on_wish(self, listener: Callable[[Sequence[str]], None]) -> None:
+        """Call `listener(machines)` when these should ask again, in this order; in the writer's thread.
+
+        They are to do something with a lease of theirs, or may be granted something.
+        """
         self._writer.callers.append(listener)
 
     def pace(self) -> Pace:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
+from stoker.coordinator.matching.durations import progress_end_s
 from stoker.coordinator.queue.book import LATE_S, Machine
 from stoker.coordinator.queue.late import is_kept
-from stoker.coordinator.queue.roster import hold, known_machine, leave, see
+from stoker.coordinator.queue.roster import hear_closed, hold, known_machine, leave, see, stay
 from stoker.coordinator.queue.rows import JobRow
 from stoker.coordinator.queue.turn import Turn
 from stoker.coordinator.queue.wishes import order_for
@@ -22,10 +23,11 @@ def renew(turn: Turn, said: Renewal) -> Renewed:
     """Let a worker's leases last longer, and say what it is to do with them."""
     machine = known_machine(turn, said.worker, said.incarnation)
     see(turn, machine)
+    stay(turn, machine, said.ends_in_s)
     machine.disk_free_bytes = said.measured.disk_free_bytes
     if said.holdings is not None:
         hold(turn, machine, said.holdings)
-    turn.book.matcher.hear_closed(machine.name, said.measured.closed)
+    hear_closed(turn, machine, said.measured.closed)
     orders = [order for report in said.leases if (order := _renew_one(turn, machine, report)) is not None]
     if said.is_leaving:
         leave(turn, machine)
@@ -74,6 +76,11 @@ def _renew_one(turn: Turn, machine: Machine, report: LeaseReport) -> LeaseOrder 
         live.until_tick_s = max(live.until_tick_s, turn.tick_s + turn.setting.times.start_s)
     live.progress = _progress(report)
     live.is_changed = True
+    if live.started_s is not None:
+        started_s = turn.book.scheduler.leases.started_s(live.allocation)
+        end_s = progress_end_s(started_s, report.step, report.of, turn.now_s)
+        if end_s is not None:
+            turn.book.scheduler.leases.expect(live.allocation, end_s, turn.now_s)
     return order_for(live, machine)
 
 

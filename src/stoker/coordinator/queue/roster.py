@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
-from stoker.coordinator.matching.joining import joined, limits_of
-from stoker.coordinator.queue.book import ACCEPTS, LATE_S, Book, Machine
+from stoker.coordinator.matching.joining import joined, limits_of, with_closed
+from stoker.coordinator.queue.book import ACCEPTS, ENDS, LATE_S, Book, Machine
 from stoker.coordinator.queue.code_words import unaccepted
 from stoker.coordinator.queue.commands import CloseMachine, Closing, Done, OpenMachine
 from stoker.coordinator.queue.environments import is_news, unable
 from stoker.coordinator.queue.losing import lose
 from stoker.coordinator.queue.moves import json_or_empty, plain, telling
 from stoker.coordinator.queue.turn import Turn
+from stoker.hardware.admission import Memory
+from stoker.model.capability import Capability
 from stoker.model.capability_reading import capability_from_dict
 from stoker.model.errors import BadInput, NotFound, Refused
 from stoker.model.fleet_errors import StaleLease
 from stoker.model.fleet_events import FleetKinds
 from stoker.model.json_text import dumps, loads
-from stoker.scheduler.offers import NodeOffer
-from stoker.wire.leasing import Hello, Holdings, Welcome
+from stoker.scheduler.machine import Machine as ScheduledMachine
+from stoker.scheduler.offers import Agreed, NodeOffer
+from stoker.scheduler.scheduler import END_NEWS_S
+from stoker.wire.leasing import Hello, Holdings, Measured, Welcome
 
 _OUTDATED = 8
 """So many earlier starts of a worker are remembered."""
@@ -46,53 +52,88 @@ def see(turn: Turn, machine: Machine) -> None:
         offer(turn, machine)
 
 
+def stay(turn: Turn, machine: Machine, left_s: float | None) -> None:
+    """Take in for how long a machine stays, as it says now; None: it says nothing of an end.
+
+    It counts from now, so a clock of ours that jumped ends a machine only until it speaks next.
+    """
+    if left_s is None:
+        return
+    ends_s = turn.now_s + left_s
+    if machine.ends_s is None or abs(machine.ends_s - ends_s) > END_NEWS_S:
+        row = machine.row
+        row["declared"] = dumps({**(loads(row["declared"]) if row["declared"] else {}), ENDS: ends_s})
+        turn.write(turn.statements.declare_machine, at_name=machine.name, declared=row["declared"])
+    turn.book.scheduler.stay(machine.name, left_s, turn.now_s)
+
+
 def leave(turn: Turn, machine: Machine) -> None:
     """Count on a machine no longer whose worker ends in order."""
     if machine.row["left_s"] is not None:
         return
     machine.row["left_s"] = turn.now_s
     turn.write(turn.statements.leave_machine, at_name=machine.name, left_s=turn.now_s)
-    turn.book.matcher.remove_machine(machine.name)
+    turn.book.scheduler.remove_machine(machine.name)
     machine.is_offered = False
     turn.tell(FleetKinds.MACHINE_LEFT, machine=machine.name)
 
 
 def offer(turn: Turn, machine: Machine) -> tuple[str, ...]:
-    """Let matching count on a machine as it stands now; says where its declaration and detection disagree."""
-    row, book = machine.row, turn.book
-    drift = book.matcher.put_machine(
-        machine.name,
-        loads(row["capability"]),
-        book.cluster.find(machine.name) if book.cluster is not None else None,
-        row["slots"],
+    """Let the scheduler count on a machine as it is now, and call it; return where it differs from its declaration."""
+    book = turn.book
+    capability = capability_from_dict(loads(machine.row["capability"]))
+    agreed = _joined(book, machine, capability)
+    closed = with_closed(
+        agreed.offer,
         machine.closed,
         machine.closed_devices,
-        policy=book.policies.get(machine.name),
-        limits=limits_of(loads(row["declared"]) if row["declared"] else {}),
         unable={**unable(book, machine), **unaccepted(book, machine)},
     )
+    drift = tuple(one.message for one in agreed.drift)
+    memory = Memory(total_bytes=capability.ram_total_bytes, available_bytes=capability.ram_available_bytes)
+    book.scheduler.put_machine(ScheduledMachine(closed, memory.room_bytes, drift, machine.ends_s))
+    book.restate(machine.name)
     machine.is_offered, machine.away = True, None
-    turn.is_claimable = True
+    turn.call(machine.name)
     return drift
 
 
+def hear_closed(turn: Turn, machine: Machine, closed: Mapping[str, str]) -> None:
+    """Take in what a machine itself says is closed, by device; "" is all of it."""
+    if _told_closed(turn.book, machine) != closed:
+        turn.book.scheduler.measure(machine.name, Measured(closed=dict(closed)))
+        turn.call(machine.name)
+
+
+def _told_closed(book: Book, machine: Machine) -> Mapping[str, str]:
+    """Return what a machine itself said last that is closed."""
+    scheduled = book.scheduler.machines.machines.get(machine.name)
+    return {} if scheduled is None else scheduled.told
+
+
+def _joined(book: Book, machine: Machine, capability: Capability) -> Agreed:
+    row, name = machine.row, machine.name
+    return joined(
+        name,
+        capability,
+        book.cluster.find(name) if book.cluster is not None else None,
+        row["slots"],
+        policy=book.policies.get(name),
+        limits=limits_of(loads(row["declared"]) if row["declared"] else {}),
+    )
+
+
 def away(book: Book) -> tuple[NodeOffer, ...]:
-    """Give what machines would offer that matching does not count on now, were they back and open."""
+    """Return what machines that the scheduler does not count on now would offer, were they back and open."""
     found = []
     for machine in book.machines.values():
         if machine.is_offered or not machine.row["capability"]:
             continue
         if machine.away is None:
-            row, name = machine.row, machine.name
-            machine.away = joined(
-                name,
-                capability_from_dict(loads(row["capability"])),
-                book.cluster.find(name) if book.cluster is not None else None,
-                row["slots"],
-                policy=book.policies.get(name),
-                limits=limits_of(loads(row["declared"]) if row["declared"] else {}),
-            ).offer
-        found.append(machine.away)
+            with suppress(BadInput, ValueError):
+                machine.away = _joined(book, machine, capability_from_dict(loads(machine.row["capability"]))).offer
+        if machine.away is not None:
+            found.append(machine.away)
     return tuple(found)
 
 
@@ -155,7 +196,7 @@ def close_machine(turn: Turn, asked: CloseMachine) -> Done:
     else:
         until_s = None if asked.for_s is None else turn.now_s + asked.for_s
         machine.row.update(closed=asked.how.value, why=why, until_s=until_s)
-        turn.called.add(machine.name)
+        turn.call(machine.name)
     _write_closed(turn, machine, asked.how.value, {"why": why, "devices": list(asked.devices), "by": plain(asked.by)})
     return Done(changed=(asked.machine,))
 
@@ -177,7 +218,7 @@ def open_machine(turn: Turn, asked: OpenMachine) -> Done:
 
 def _still_closed(turn: Turn, machine: Machine) -> tuple[str, ...]:
     """Say what keeps jobs from a machine that is open for us: its own word, or devices that are closed."""
-    told = turn.book.matcher.told_closed(machine.name)
+    told = _told_closed(turn.book, machine).get("", "")
     notes = []
     if told:
         notes.append(f"it takes nothing yet, it says: {told}; `stoker pause --off` on {machine.name} ends a pause")
@@ -234,7 +275,7 @@ def _row(turn: Turn, said: Hello, machine: Machine | None) -> dict[str, Any]:
         "capability": json_or_empty(said.capability) or "{}",
         "capability_digest": plain(said.capability_digest)[:64],
         "slots": said.slots,
-        "declared": json_or_empty({**said.declared, ACCEPTS: list(said.accepts)} if said.accepts else said.declared),
+        "declared": json_or_empty(_declared(said, turn.now_s)),
         "first_seen_s": old.get("first_seen_s", turn.now_s),
         "last_seen_s": turn.now_s,
         "closed": old.get("closed", ""),
@@ -244,6 +285,16 @@ def _row(turn: Turn, said: Hello, machine: Machine | None) -> dict[str, Any]:
         "left_s": None,
         "report": old.get("report", ""),
     }
+
+
+def _declared(said: Hello, now_s: float) -> dict[str, Any]:
+    """Return what was declared of a machine, and what its row keeps beside that."""
+    declared = {name: value for name, value in said.declared.items() if name not in (ACCEPTS, ENDS)}
+    if said.accepts:
+        declared[ACCEPTS] = list(said.accepts)
+    if said.ends_in_s is not None:
+        declared[ENDS] = now_s + said.ends_in_s
+    return declared
 
 
 def _tell_changes(turn: Turn, machine: Machine, row: dict[str, Any], drift: tuple[str, ...]) -> None:

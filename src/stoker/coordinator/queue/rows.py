@@ -70,6 +70,21 @@ class LeaseRow(NamedTuple):
     started_s: float | None
     message: str
     spec: str
+    granted_s: float
+    """The attempt's."""
+
+
+class EndedRow(NamedTuple):
+    """An attempt that has ended."""
+
+    class_id: int
+    submitter: str
+    machine: str
+    devices: str
+    granted_s: float
+    started_s: float | None
+    ended_s: float
+    ending: str
 
 
 READY_FIELDS = JobRow._fields[:12]

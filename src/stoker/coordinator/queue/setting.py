@@ -1,14 +1,14 @@
-"""What the queue is handed: time, limits, matching, and where bytes lie."""
+"""What the queue is given: time, limits, the scheduler, and where bytes lie."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from stoker.coordinator.authority.revocations import Revocations
-from stoker.coordinator.matching.matcher import Matcher
 from stoker.model.clock import Clock
 from stoker.model.frozen import fresh, frozen
 from stoker.model.leases import Budgets, FleetTimes
+from stoker.scheduler.scheduler import Scheduler
 
 
 @frozen
@@ -18,7 +18,7 @@ class Setting:
     clock: Clock
     times: FleetTimes
     budgets: Budgets
-    matcher: Matcher
+    scheduler: Scheduler
     has_object: Callable[[str], int | None]
     """How many bytes lie under a digest; nothing if none do."""
     randomness: Callable[[], float]
@@ -26,6 +26,10 @@ class Setting:
     version: str = ""
     """The program's."""
     revocations: Revocations = fresh(factory=Revocations)
+
+
+_JUMP_S = 1.0
+"""By less, clocks that are kept right are set all the time."""
 
 
 class CoordinatorTime:
@@ -39,14 +43,25 @@ class CoordinatorTime:
         self._clock = clock
         self._last_s = max(stored_s, clock.wall_s())
         self._last_tick_s = self.started_tick_s = clock.monotonic_s()
+        self._last_boot_s = clock.boottime_s()
+        self._jumped_s = 0.0
         self.started_s = self._last_s
 
     def now_s(self) -> float:
-        """Give the time to store."""
-        tick_s = self._clock.monotonic_s()
-        self._last_s = max(self._clock.wall_s(), self._last_s + tick_s - self._last_tick_s)
-        self._last_tick_s = tick_s
+        """Return the time to store."""
+        tick_s, boot_s = self._clock.monotonic_s(), self._clock.boottime_s()
+        last_s = self._last_s
+        self._last_s = max(self._clock.wall_s(), last_s + tick_s - self._last_tick_s)
+        # The boot time counts suspend: then time has passed, and jobs of other machines went on.
+        jumped_s = self._last_s - (last_s + boot_s - self._last_boot_s)
+        self._jumped_s += jumped_s if jumped_s > _JUMP_S else 0.0
+        self._last_tick_s, self._last_boot_s = tick_s, boot_s
         return self._last_s
+
+    def take_jump_s(self) -> float:
+        """Return by how much the time to store was set forward since this was last asked, beside what has passed."""
+        jumped_s, self._jumped_s = self._jumped_s, 0.0
+        return jumped_s
 
     def tick_s(self) -> float:
         """Give the time by which leases are judged."""

@@ -13,6 +13,7 @@ from stoker.coordinator.queue.book import Live
 from stoker.coordinator.queue.commands import Write
 from stoker.coordinator.queue.late import answer_late, not_theirs
 from stoker.coordinator.queue.moves import (
+    COMPLETED,
     Ending,
     close_job,
     complete_job,
@@ -81,9 +82,7 @@ def _start(turn: Turn, live: Live, said: Start) -> Settled:
 
 def _finish(turn: Turn, live: Live, said: Finish) -> Settled:
     see_archive(turn, said.archive_sha256, said.size_bytes)
-    ending = Ending(
-        ending="completed", kind=FleetKinds.JOB_FINISHED, exit_code=0, tree=said.tree, facts=facts_text(said)
-    )
+    ending = Ending(ending=COMPLETED, kind=FleetKinds.JOB_FINISHED, exit_code=0, tree=said.tree, facts=facts_text(said))
     complete_job(
         turn, live, ending, result_row(turn, live.seq, live.attempt, said), tree=said.tree, seconds=said.seconds
     )
@@ -141,7 +140,7 @@ def _decline(turn: Turn, live: Live, said: Decline) -> Settled:
     live.declined += 1
     pause_s = LASTING_DECLINE_S if said.lasts else DECLINE_PAUSE_S
     turn.book.barred.setdefault(live.machine, {})[live.seq] = turn.tick_s + pause_s
-    turn.book.matcher.doubt(live.machine, is_doubted=True)
+    turn.book.scheduler.doubt(live.machine, is_doubted=True)
     ending = Ending(
         ending="declined", kind=FleetKinds.JOB_DECLINED, cause=plain(said.reason)[:40], message=plain(said.message)
     )

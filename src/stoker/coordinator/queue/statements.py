@@ -129,6 +129,7 @@ class Statements:
         machine = MACHINES.c.name == bindparam("at_name")
         self.see_machine = self._write(update(MACHINES).where(machine), "last_seen_s")
         self.leave_machine = self._write(update(MACHINES).where(machine), "left_s")
+        self.declare_machine = self._write(update(MACHINES).where(machine), "declared")
         self.close_machine = self._write(update(MACHINES).where(machine), "closed", "why", "until_s", "closed_devices")
         self.put_report = self._write(update(MACHINES).where(machine), "report")
         self.drop_machine = self._write(delete(MACHINES).where(machine))

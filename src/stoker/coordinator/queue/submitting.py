@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from stoker.coordinator.queue.arranging import Arrangement, arrange
-from stoker.coordinator.queue.classes import class_of
+from stoker.coordinator.queue.classes import class_of, like_of
 from stoker.coordinator.queue.commands import Submit
 from stoker.coordinator.queue.declaring import put_policies
 from stoker.coordinator.queue.drafting import Draft, Drafts
@@ -28,7 +28,7 @@ from stoker.wire.orders import PREFIX, EnvironmentChoice, OrderOutcome, Outcome,
 
 _MOST_COMPARED = 1000
 _ABOUT_CODE = frozenset({"code", CODE_TREE})
-_CURES_NOTHING = frozenset({"name", "number", "label", "point", "priority", "after", "source"})
+_CURES_NOTHING = frozenset({"name", "number", "label", "point", "priority", "after", "source", "expected_s"})
 """Changes of a job that are nothing to the machine that declined it."""
 
 
@@ -127,7 +127,7 @@ def _differing(turn: Turn, by_id: dict[str, Fate], earlier: dict[str, str]) -> d
 
 
 def _apply(turn: Turn, asked: Submission, fates: list[Fate], arrangement: Arrangement) -> None:
-    classes = _Classes(turn)
+    classes = _Classes(turn, plain(asked.submitter))
     for is_new, some in groupby(fates, key=_is_new):
         if is_new:
             _add(turn, asked, list(some), arrangement, classes)
@@ -208,27 +208,29 @@ def _add(turn: Turn, asked: Submission, fates: list[Fate], arrangement: Arrangem
     turn.count("state:pending", len(rows))
     for class_id, count in ready.items():
         turn.count(f"class:{class_id}", count)
-        turn.is_claimable = True
 
 
 class _Classes:
     """The classes of one submission's jobs, most of which are alike."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: Turn, submitter: str) -> None:
         self._turn = turn
+        self._submitter = submitter
         self._known: dict[tuple[Any, ...], int] = {}
 
     def of(self, draft: Draft) -> int:
         order = draft.order
         if self._turn.book.listed or self._turn.book.tells_code_apart:
             # Then names count, too, or code.
-            return class_of(self._turn, draft.placed_by)
+            return class_of(self._turn, draft.placed_by, self._submitter)
         # All that their digest is made from, without making it.
         environment = tuple([_sort_of(one) for one in order.environment])
-        sort = (*order.requirements.__dict__.values(), order.allowed_hosts, order.prefer_hosts, environment)
+        like = like_of(order.recipe, order.name)
+        hosts = order.allowed_hosts, order.prefer_hosts
+        sort = (*order.requirements.__dict__.values(), *hosts, environment, like, order.expected_s)
         class_id = self._known.get(sort)
         if class_id is None:
-            class_id = self._known[sort] = class_of(self._turn, draft.placed_by)
+            class_id = self._known[sort] = class_of(self._turn, draft.placed_by, self._submitter)
         return class_id
 
 
@@ -245,7 +247,7 @@ def _change(turn: Turn, asked: Submission, fate: Fate, row: JobRow) -> JobRow:
         # Its result was made by the code that is written there.
         code = row.code
     new: dict[str, Any] = {
-        "class_id": class_of(turn, written.placed_by),
+        "class_id": class_of(turn, written.placed_by, row.submitter),
         "name": order.name,
         "number": order.number,
         "label": order.label,

@@ -25,6 +25,7 @@ def sweep(turn: Turn) -> SweepDone:
     """Look once."""
     turn.book.waiting.look_again()
     done = SweepDone(expired=_expire(turn), readied=_ready(turn), opened=_open(turn))
+    _unbar(turn)
     _forget_claims(turn)
     _forget_submissions(turn)
     drop_old(turn)
@@ -68,7 +69,7 @@ def _miss_machines(turn: Turn) -> None:
     for machine in turn.book.machines.values():
         if machine.is_offered and machine.seen_tick_s <= silent_since_s:
             machine.is_offered = False
-            turn.book.matcher.remove_machine(machine.name)
+            turn.book.scheduler.remove_machine(machine.name)
             turn.tell(FleetKinds.MACHINE_LOST, machine=machine.name, fields={"last_seen_s": machine.row["last_seen_s"]})
 
 
@@ -103,6 +104,17 @@ def _open(turn: Turn) -> tuple[str, ...]:
     for name in over:
         open_machine(turn, OpenMachine(machine=name, by="the clock"))
     return tuple(over)
+
+
+def _unbar(turn: Turn) -> None:
+    """Offer machines again what they declined a while ago."""
+    for name, barred in turn.book.barred.items():
+        over = [seq for seq, until_tick_s in barred.items() if until_tick_s <= turn.tick_s]
+        for seq in over:
+            del barred[seq]
+        if over:
+            turn.book.scheduler.doubt(name, is_doubted=bool(barred))
+            turn.call(name)
 
 
 def _forget_claims(turn: Turn) -> None:

@@ -18,6 +18,7 @@ from stoker.coordinator.queue.book import Book
 from stoker.coordinator.queue.queries import Queries
 from stoker.coordinator.queue.setting import Setting
 from stoker.coordinator.queue.statements import Statements
+from stoker.coordinator.queue.waiting import Ready
 from stoker.model.json_text import dumps
 from stoker.model.pacing import Pace
 
@@ -51,12 +52,13 @@ class Turn:
         self.statements = words.statements
         self.now_s = book.time.now_s()
         """To store."""
+        jumped_s = book.time.take_jump_s()
+        if jumped_s:
+            book.scheduler.shift(-jumped_s)
         self.tick_s = book.time.tick_s()
         """To judge leases by."""
-        self.is_claimable = False
-        """Something became such that a claim may be answered otherwise than before."""
-        self.called: set[str] = set()
-        """Machines that are to do something with a lease of theirs, and hear of it at once if they listen."""
+        self.called: dict[str, None] = {}
+        """Machines that should ask again, in this order: for what to do with a lease of theirs, or for a job."""
         self.pace = pace
         self.completed: list[int] = []
         """Jobs that completed in this turn: whoever was to come after them may be ready."""
@@ -66,6 +68,7 @@ class Turn:
         self._batch = Batch(words.statements)
         self._is_open = False
         self._is_written = False
+        book.waiting.fetch = self._read_ready
 
     def read(self, query: Prepared, **parameters: Any) -> list[tuple[Any, ...]]:
         """Give the rows that a query finds, as they are with all writes of this turn."""
@@ -144,6 +147,20 @@ class Turn:
             self._connection.commit()
         elif self._is_open:
             self._connection.roll_back()
+
+    def call_machines(self) -> None:
+        """Bring the heads of the ready jobs up to date, and call the machines that should ask again now."""
+        self.book.waiting.freshen()
+        self.called.update(dict.fromkeys(self.book.scheduler.calls(self.now_s)))
+
+    def call(self, machine: str) -> None:
+        """Let a machine ask again."""
+        self.called[machine] = None
+
+    def _read_ready(self, class_id: int, priority: int, after_seq: int, most: int) -> list[Ready]:
+        """Read the next ready jobs of a level."""
+        rows = self.read(self.queries.page, of_class=class_id, of_priority=priority, after_seq=after_seq, most=most)
+        return [Ready(*row) for row in rows]
 
     def _open(self) -> None:
         if not self._is_open:

@@ -1,8 +1,8 @@
-"""Who is ready, by class and priority: how many, and the first few of each level in memory.
+"""Ready jobs by class and priority: how many, and the first few of each level in memory.
 
-The database holds the line; a level here is the beginning of it, read a page at a time along the index, so that a claim
-costs the same whether ten wait or a million. The writer tells of everybody who comes or goes, and the matcher's line
-always has the head of every level.
+The database holds all of them; a level here is the beginning of it, read a page at a time along the index, so that a
+claim costs the same whether ten wait or a million. The writer tells of each job that comes or goes, and after `freshen`
+the scheduler knows the first job of every level.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Collection
 from typing import Any
 
-from stoker.coordinator.matching.heads import Head
-from stoker.coordinator.matching.line import Line
 from stoker.coordinator.queue.rows import READY_FIELDS, JobRow
+from stoker.model.frozen import changed
+from stoker.scheduler.ready_queue import Head, ReadyQueue
 
 PAGE = 16
 LARGEST_PAGE = 256
@@ -76,7 +76,7 @@ class Ready:
 
 
 Fetch = Callable[[int, int, int, int], list[Ready]]
-"""Gives the next ready jobs of a class and priority after one, at most so many."""
+"""Returns the next ready jobs of a class and priority after one, at most so many."""
 
 
 class Level:
@@ -97,10 +97,13 @@ class Level:
 
 
 class Waiting:
-    """All levels. What comes and goes is counted at once; pages are read when the line is next looked at."""
+    """All levels. What comes and goes is counted at once; pages are read when the heads are next brought up to date."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
+    def __init__(self, ready: ReadyQueue, fetch: Fetch) -> None:
+        self._ready = ready
+        ready.nth = self.nth
+        self.fetch = fetch
+        """Reads a page; of the turn that runs now."""
         self._levels: dict[tuple[int, int], Level] = {}
         self._changed: set[tuple[int, int]] = set()
 
@@ -135,25 +138,19 @@ class Waiting:
         if place >= 0:
             del level.first[place]
 
-    def freshen(self, fetch: Fetch, barred: Collection[int] = ()) -> Line:
-        """Bring the line up to date and give it, as it is until the next time if these jobs do not count.
-
-        Reads pages where a level's beginning is used up.
-        """
-        for key in self._changed:
+    def freshen(self) -> None:
+        """Tell the scheduler the first job of every level that changed; read pages where a beginning is used up."""
+        changed_levels, self._changed = self._changed, set()
+        for key in sorted(changed_levels):
             level = self._levels[key]
             if not level.first and level.count:
-                self._fill(key, level, fetch)
+                self._fill(key, level)
             if level.first:
-                self._line.put(_head(level.first[0], level.count))
+                self._ready.set_head(*key, level.first[0].seq, level.count)
             else:
-                self._line.drop(*key)
+                self._ready.set_head(*key, 0, 0)
                 if level.count <= 0:
                     del self._levels[key]
-        self._changed.clear()
-        for head in self._line.heads_of(barred):
-            self._pass_over((head.class_id, head.priority), barred, fetch)
-        return self._line
 
     def look_again(self) -> None:
         """Read levels from their beginning that can't show all whom they count: rows were locked when last read."""
@@ -163,39 +160,46 @@ class Waiting:
                 self._changed.add(key)
 
     def job_at(self, head: Head) -> Ready:
-        """Give the job that a head stands for."""
+        """Return the job that a head stands for."""
         level = self._levels[head.class_id, head.priority]
         return level.first[_place(level.first, head.seq)]
 
-    def _pass_over(self, key: tuple[int, int], barred: Collection[int], fetch: Fetch) -> None:
-        """Let the first of a level that counts stand in the line, until the line is next looked at."""
+    def instead(self, head: Head, barred: Collection[int]) -> Head | None:
+        """Return the first job of a head's level that is not barred; None if all in memory are."""
+        if head.seq not in barred:
+            return head
+        key = (head.class_id, head.priority)
         level = self._levels[key]
-        job = self._first_but(key, level, barred, fetch)
-        if job is None:
-            self._line.drop(*key)
-        else:
-            self._line.put(_head(job, level.count))
-        self._changed.add(key)
-
-    def _first_but(self, key: tuple[int, int], level: Level, barred: Collection[int], fetch: Fetch) -> Ready | None:
         while True:
             for job in level.first:
                 if job.seq not in barred:
-                    return job
-            if level.is_whole or len(level.first) >= LARGEST_PAGE:
+                    return changed(head, seq=job.seq)
+            if not self._fill_more(key, level):
                 return None
-            self._fill(key, level, fetch)
 
-    def _fill(self, key: tuple[int, int], level: Level, fetch: Fetch) -> None:
-        found = fetch(*key, level.known_to, level.page)
+    def nth(self, class_id: int, priority: int, place: int) -> int | None:
+        """Return the number of the n-th ready job of a level, from 0; None if there are fewer, or too many before."""
+        level = self._levels.get((class_id, priority))
+        if level is None:
+            return None
+        while place >= len(level.first):
+            if not self._fill_more((class_id, priority), level):
+                return None
+        return level.first[place].seq
+
+    def _fill_more(self, key: tuple[int, int], level: Level) -> bool:
+        """Read one more page; return False if there is none, or enough in memory."""
+        if level.is_whole or len(level.first) >= LARGEST_PAGE:
+            return False
+        self._fill(key, level)
+        return True
+
+    def _fill(self, key: tuple[int, int], level: Level) -> None:
+        found = self.fetch(*key, level.known_to, level.page)
         level.first += found
         level.is_whole = len(found) < level.page
         level.known_to = found[-1].seq if found else level.known_to
         level.page = min(level.page * 2, LARGEST_PAGE)
-
-
-def _head(job: Ready, count: int) -> Head:
-    return Head(class_id=job.class_id, priority=job.priority, seq=job.seq, since_s=job.since_s, count=count)
 
 
 def _place(jobs: list[Ready], seq: int) -> int:

@@ -28,7 +28,6 @@ from stoker.coordinator.queue.commands import (
     ForgetMachine,
     KeepTree,
     Look,
-    Looked,
     OpenMachine,
     PinJobs,
     PruneBundles,
@@ -47,10 +46,11 @@ from stoker.coordinator.queue.fleet_health import HEALTH_VERBS
 from stoker.coordinator.queue.following import update_followers
 from stoker.coordinator.queue.forgetting import forget_machine, revoke_certificate
 from stoker.coordinator.queue.loading import load
+from stoker.coordinator.queue.looking import look
 from stoker.coordinator.queue.operating import cancel, requeue, set_priority
 from stoker.coordinator.queue.renewing import renew, write_down
 from stoker.coordinator.queue.retaining import pin, prune
-from stoker.coordinator.queue.roster import away, close_machine, open_machine
+from stoker.coordinator.queue.roster import close_machine, open_machine
 from stoker.coordinator.queue.setting import Setting
 from stoker.coordinator.queue.settling import write
 from stoker.coordinator.queue.submitting import submit
@@ -84,7 +84,7 @@ _VERBS: dict[type, Callable[[Turn, Any], Answer]] = {
     ForgetMachine: forget_machine,
     Declare: declare,
     Sweep: lambda turn, _: sweep(turn),
-    Look: lambda turn, _: _look(turn.book),
+    Look: look,
     RevokeCertificate: revoke_certificate,
     **TRUST_VERBS,
     **HEALTH_VERBS,
@@ -117,8 +117,8 @@ class Writer:
         self._sweep_every_s = sweep_every_s
         self._words = words_of(database.dialect)
         self.listeners: list[Callable[[int, bool], None]] = []
-        self.callers: list[Callable[[frozenset[str]], None]] = []
-        """Told which machines are to do something with a lease of theirs."""
+        self.callers: list[Callable[[Sequence[str]], None]] = []
+        """Called with the machines that should ask again, in this order."""
         self.trouble: StokerError | None = None
         """What was wrong the last time, if it was."""
         self._connection: WriterConnection | None = None
@@ -231,6 +231,7 @@ class Writer:
             do(turn)
             self._machines = _heard_of(turn)
         update_followers(turn)
+        turn.call_machines()
         turn.settle()
         if turn.is_dirty:
             self._faults("before_commit")
@@ -239,13 +240,13 @@ class Writer:
         if turn.is_dirty:
             self._faults("after_commit")
         if turn.is_dirty or is_reread:
-            # What was read again may be news to all: a commit that nobody confirmed, and yet it had arrived.
+            # What was read again may be news to all: a commit that was not confirmed may have arrived.
             for listener in self.listeners:
                 with suppress(Exception):
-                    listener(book.event_id, turn.is_claimable or is_reread)
-            for caller in self.callers if turn.called else ():
-                with suppress(Exception):
-                    caller(frozenset(turn.called))
+                    listener(book.event_id, is_reread)
+        for caller in self.callers if turn.called else ():
+            with suppress(Exception):
+                caller(tuple(turn.called))
         return answers
 
     def _ensure(self, pace: Pace) -> tuple[WriterConnection, Book, bool]:
@@ -308,21 +309,6 @@ def _obey(turn: Turn, letter: Letter) -> Answer | StokerError:
         raise
     except StokerError as error:
         return error
-
-
-def _look(book: Book) -> Looked:
-    matcher = book.matcher
-    return Looked(
-        offers=matcher.offers(),
-        away=away(book),
-        wanted=matcher.wanted(),
-        drift=matcher.drift(),
-        holdings={name: one.holdings for name, one in book.machines.items() if one.holdings is not None},
-        disk_free_bytes={
-            name: free for name, one in book.machines.items() if (free := one.disk_free_bytes) is not None
-        },
-        accepts={name: pins for name, one in book.machines.items() if (pins := one.accepts)},
-    )
 
 
 def _refusal(error: Exception) -> StokerError:

@@ -28,9 +28,9 @@ class Posting(Protocol):
 
 
 class OnChange(Protocol):
-    """Hears in the loop of commits since it last heard of some: the newest event, and whether any job can be had."""
+    """Hears in the loop of commits since it last heard of some: the newest event, and whether rows were read again."""
 
-    def __call__(self, newest: int, *, is_claimable: bool) -> None: ...
+    def __call__(self, newest: int, *, is_reread: bool) -> None: ...
 
 
 class Counter:
@@ -69,9 +69,9 @@ class Counter:
         await self._loop.run_in_executor(threads, self._queue.post, command, lambda answer: self._bring(asked, answer))
         return await future
 
-    def bring_change(self, newest: int, is_claimable: bool) -> None:  # noqa: FBT001 - as the queue calls it
+    def bring_change(self, newest: int, is_reread: bool) -> None:  # noqa: FBT001 - as the queue calls it
         """Take word of a commit, in the writer's thread."""
-        self._changes.append((newest, is_claimable))
+        self._changes.append((newest, is_reread))
         self._wake()
 
     def _bring(self, asked: _Asked, answer: Answer | StokerError) -> None:
@@ -103,11 +103,11 @@ class Counter:
             self._hand_out_changes()
 
     def _hand_out_changes(self) -> None:
-        changes, newest, is_claimable = self._changes, 0, False
+        changes, newest, is_reread = self._changes, 0, False
         while changes:
-            newest, claimable = changes.popleft()
-            is_claimable = is_claimable or claimable
-        self._on_change(newest, is_claimable=is_claimable)
+            newest, reread = changes.popleft()
+            is_reread = is_reread or reread
+        self._on_change(newest, is_reread=is_reread)
 
     def _note(self, asked: _Asked, answer: Answer | StokerError, now_s: float) -> None:
         self.asked[asked.sort] = self.asked.get(asked.sort, 0) + 1

@@ -85,7 +85,7 @@ class ExecRoutes:
             term=asked.term,
         )
         self._desk.open(call, Opened(machine=where["machine"], name=where["name"], by=by, person=who.name))
-        office.waiting.call(frozenset({where["machine"]}))
+        office.waiting.call((where["machine"],))
         return answer(ExecBegun(id=id, job=job, name=where["name"], machine=where["machine"], attempt=where["attempt"]))
 
     async def send(

@@ -1,97 +1,144 @@
-"""Why a job is where it is, and how machines are: rows and what matching sees, brought together for pure functions."""
+"""Why a job is where it is, and how machines are: rows and what the scheduler knows, together for pure functions.
+
+Where and when waiting jobs start is found by letting a copy of the scheduler run forward (`Forecast`), in the thread
+that asks, never in the writer's. A copy serves for a while if it took long to make.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from stoker.coordinator.matching.cases import Case, Decline, Fleet, Holder, Prerequisite, case_of_order
-from stoker.coordinator.matching.durations import Durations, Estimate, Run, Running
+from stoker.coordinator.matching.durations import progress_end_s
 from stoker.coordinator.matching.explaining import Explainer
 from stoker.coordinator.matching.pinned import pinned_case, pinned_fleet
 from stoker.coordinator.matching.roster import Lease, MachineFacts, machine_view
 from stoker.coordinator.queue.commands import Look, Looked
 from stoker.coordinator.queue.queue import Queue
 from stoker.coordinator.queue.reading.cases import CaseRow
-from stoker.coordinator.queue.reading.fleet import Held, MachineRow
+from stoker.coordinator.queue.reading.fleet import MachineRow
+from stoker.coordinator.service.foreseeing import Newcomers, chosen_text, numbered, quota
 from stoker.model.clock import Clock
 from stoker.model.errors import Bug
+from stoker.model.fleet_events import FleetKinds
 from stoker.model.frozen import changed, frozen
 from stoker.model.leases import Budgets, FleetTimes
 from stoker.model.lifecycle import JobState
-from stoker.model.requirements import WantedJob
 from stoker.model.units import format_duration
+from stoker.scheduler.simulation.forecast import Forecast, JobForecast
+from stoker.scheduler.snapshot import ClassRecord, LeaseRecord, ReadyRecord, Snapshot, used_classes
 from stoker.wire.orders import Outcome, Submission, Submitted
-from stoker.wire.views import JobExplanation, JobStory, MachineView
+from stoker.wire.views import JobExplanation, JobStory, MachineView, ScheduleView
 
-_PROGRAM = "command"
 _MOST_FORECASTS = 50
-_MOST_RECIPES = 20
-"""Of which it is looked up how long their runs took."""
+_MOST_NAMES = 1000
+_KEPT_S, _KEPT_TIMES = 1.0, (2.0, 10.0)
+"""A copy of the scheduler serves for a second, but for no less and no more than so many times as long as it took to
+make: on a large fleet forecasts do not fill the whole time, and on a small one they are not out of date.
+"""
 
 
 @frozen
 class _Seen:
-    """The fleet at one moment, and what is known of durations."""
+    """The fleet and the scheduler at one moment."""
 
     fleet: Fleet
-    wanted: Mapping[int, WantedJob]
-    durations: Durations
-    ends: Mapping[str, Estimate | None]
-    """Of live leases, by their job's id."""
-    accepts: Mapping[str, Sequence[str]]
-    """Machine → the code that it runs, of those that run only some."""
+    looked: Looked
+    forecast: Forecast
+    leases: Mapping[int, LeaseRecord]
+    """By the number of their job."""
+    classes: Mapping[int, ClassRecord]
+    ends: _Ends
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self.forecast.snapshot
 
 
 class Explanations:
-    """Asks the queue. From any thread."""
+    """Asks the queue. Not thread-safe but for `machines`: one thread asks for the others."""
 
     def __init__(self, queue: Queue, clock: Clock, times: FleetTimes, budgets: Budgets) -> None:
         self._queue = queue
         self._clock = clock
         self._times = times
         self._budgets = budgets
+        self._last: _Seen | None = None
+        self._last_until_s = 0.0
 
     def explain(self, ref: str) -> JobExplanation:
         """Explain a job of the queue."""
         reader, now_s = self._queue.reader, self._clock.wall_s()
         first = reader.story(ref).job
-        seen = self._see([first.recipe], now_s)
+        seen = self._see(now_s, reader.case(first.id), first.state)
         # Read behind the look: a job that was granted in between does not wait for the machine that it has.
         row, story = reader.case(first.id), reader.story(first.id)
         explainer = Explainer(seen.fleet, now_s=now_s)
-        case = self._case(row, story, seen, explainer)
-        return explainer.explain(_estimated(case, row, seen))
+        return explainer.explain(self._case(row, story, seen, explainer, now_s))
 
     def forecast(self, submission: Submission, submitted: Submitted) -> Submitted:
-        """Say of the first jobs of a dry run what would become of them, if they were handed in now."""
-        coming = (Outcome.NEW, Outcome.REQUEUED)
-        wanted = [at for at, one in enumerate(submitted.jobs) if one.outcome in coming][:_MOST_FORECASTS]
-        now_s = self._clock.wall_s()
-        seen = self._see([submission.jobs[at].recipe for at in wanted], now_s)
-        fleet = pinned_fleet(seen.fleet, seen.accepts, (submission.jobs[at] for at in wanted))
-        jobs, explainer = list(submitted.jobs), Explainer(fleet, now_s=now_s)
+        """Return a dry run with what would become of its first jobs, and when all are done."""
+        coming = [at for at, one in enumerate(submitted.jobs) if one.outcome in (Outcome.NEW, Outcome.REQUEUED)]
+        wanted, now_s = coming[:_MOST_FORECASTS], self._clock.wall_s()
+        seen = self._see(now_s)
+        fleet = pinned_fleet(seen.fleet, seen.looked.accepts, (submission.jobs[at] for at in wanted))
+        explainer = Explainer(fleet, now_s=now_s)
+        newcomers = Newcomers(seen.snapshot, explainer, submission.submitter, seen.looked.stated_s)
+        for at in coming:
+            order = submission.jobs[at]
+            newcomers.add(at, pinned_case(case_of_order(order, now_s=now_s), seen.looked.accepts, order), order)
+        expected = Forecast(newcomers.snapshot())
+        jobs = list(submitted.jobs)
         ahead = {
-            priority: _in_the_way(self._queue.reader.ahead(priority), seen, explainer)
+            priority: _in_the_way(_before_new(seen.snapshot, priority), seen, explainer)
             for priority in {one.priority for one in submission.jobs}
         }
         for at in wanted:
             order = submission.jobs[at]
-            whole = seen.durations.whole(_like(order.recipe, order.name))
+            found = None if order.after else expected.of(newcomers.numbers[at])
             case = changed(
-                case_of_order(order, now_s=now_s, ahead=ahead[order.priority]),
+                newcomers.cases[at],
+                ahead=ahead[order.priority],
                 after=tuple(Prerequisite(name=name, state=str(JobState.PENDING)) for name in order.after),
-                lasts_s=None if whole is None else whole.seconds,
+                forecast=found,
+                names=self._names(found),
             )
-            told = explainer.explain(pinned_case(case, seen.accepts, order), tells_machines=False)
-            jobs[at] = jobs[at].model_copy(update={"forecast": told.verdict})
+            told = explainer.explain(case, tells_machines=False)
+            outlook = told.expected
+            jobs[at] = jobs[at].model_copy(
+                update={
+                    "forecast": told.verdict,
+                    "machine": outlook.machine if outlook is not None else "",
+                    "starts_s": told.starts_s,
+                    "ends_s": outlook.ends_s if outlook is not None else None,
+                }
+            )
             if told.never:
                 continue
-            # Whoever comes first goes before the others.
+            # An earlier job goes before the others.
             ahead |= {priority: count + 1 for priority, count in ahead.items() if priority <= order.priority}
-        return submitted.model_copy(update={"jobs": tuple(jobs)})
+        ends_s = expected.ends_s(list(newcomers.numbers.values())) if coming else None
+        is_whole = not any(submission.jobs[at].after for at in coming)
+        done_s = now_s + ends_s if ends_s is not None and is_whole else None
+        return submitted.model_copy(update={"jobs": tuple(jobs), "done_s": done_s})
+
+    def schedule(self) -> ScheduleView:
+        """Return the state of the scheduler, with the names of the first jobs that wait."""
+        snapshot = self._snapshot(self._look(schedule=True))
+        first = sorted((-level.priority, number) for level in snapshot.ready for number in level.numbers())[
+            :_MOST_NAMES
+        ]
+        names = self._queue.reader.names([number for _, number in first])
+        pending = self._queue.reader.counts()[str(JobState.PENDING)]
+        return ScheduleView(
+            schedule=changed(snapshot, classes=used_classes(snapshot)).to_dict(),
+            names={str(number): name for number, name in names.items()},
+            blocked=max(0, pending - snapshot.ready_count),
+        )
 
     def machines(self, name: str = "") -> tuple[MachineView, ...]:
-        """Give every machine, or the one of a name; nothing if it is unknown."""
+        """Return every machine, or the one of a name; nothing if it is unknown. Thread-safe."""
         rows, now_s, silent_s = self._queue.reader.machines(name), self._clock.wall_s(), self._silent_s()
         looked = self._look()
         offers = {offer.node: offer for offer in (*looked.away, *looked.offers)}
@@ -103,6 +150,7 @@ class Explanations:
                     version=row.version,
                     last_seen_s=row.last_seen_s,
                     left_s=row.left_s,
+                    ends_s=row.ends_s,
                     closed=row.closed,
                     why=row.why,
                     until_s=row.until_s,
@@ -120,8 +168,8 @@ class Explanations:
             for row in rows
         )
 
-    def _look(self) -> Looked:
-        looked = self._queue.ask(Look())
+    def _look(self, *, schedule: bool = False) -> Looked:
+        looked = self._queue.ask(Look(schedule=schedule))
         if not isinstance(looked, Looked):
             message = f"the queue answers a look with {type(looked).__name__}"
             raise Bug(message)
@@ -130,41 +178,49 @@ class Explanations:
     def _silent_s(self) -> float:
         return self._queue.pace().lease_s + self._times.grace_s
 
-    def _see(self, recipes: Sequence[str], now_s: float) -> _Seen:
-        """Look at the whole fleet, and at how long runs of these recipes and of what runs now took."""
-        looked, machines = self._look(), self._queue.reader.machines()
-        recipes = [*recipes, *[held.recipe for machine in machines for held in machine.held]]
-        types = {device.uuid: device.type for offer in looked.offers for device in offer.devices}
-        runs = self._queue.reader.runs(list(dict.fromkeys(recipes))[:_MOST_RECIPES])
-        durations = Durations(
-            [
-                Run(
-                    like=_like(run.recipe, run.name),
-                    seconds=run.seconds,
-                    class_id=run.class_id,
-                    device_type=_type(run.devices, types),
-                )
-                for run in runs
-            ]
-        )
-        ends = {
-            held.job: durations.ends_s(_running(held, types), now_s) for machine in machines for held in machine.held
-        }
+    def _see(self, now_s: float, row: CaseRow | None = None, state: str = "") -> _Seen:
+        """Look at the whole fleet and the scheduler; what was seen a moment ago serves if the job was there so."""
+        last, began_s = self._last, self._clock.monotonic_s()
+        if last is not None and began_s < self._last_until_s and row is not None and _is_so(last, row, state):
+            return last
+        looked, machines = self._look(schedule=True), self._queue.reader.machines()
+        snapshot = self._snapshot(looked)
+        classes = {one.class_id: one for one in snapshot.classes}
+        leases = {one.job: one for one in snapshot.leases}
+        ends = _Ends(snapshot, machines)
         fleet = _fleet(looked, machines, ends, now_s=now_s, silent_s=self._silent_s())
-        return _Seen(fleet=fleet, wanted=looked.wanted, durations=durations, ends=ends, accepts=looked.accepts)
+        seen = _Seen(fleet=fleet, looked=looked, forecast=Forecast(snapshot), leases=leases, classes=classes, ends=ends)
+        ended_s = self._clock.monotonic_s()
+        least_s, most_s = ((ended_s - began_s) * times for times in _KEPT_TIMES)
+        self._last, self._last_until_s = seen, ended_s + min(most_s, max(least_s, _KEPT_S))
+        return seen
 
-    def _case(self, row: CaseRow, story: JobStory, seen: _Seen, explainer: Explainer) -> Case:
+    def _snapshot(self, looked: Looked) -> Snapshot:
+        """Return the scheduler's state with the numbers of the first ready jobs."""
+        if looked.schedule is None:
+            message = "the queue answers a look at its schedule without one"
+            raise Bug(message)
+        return numbered(looked.schedule, self._queue.reader.ready_numbers(quota(looked.schedule)))
+
+    def _names(self, forecast: JobForecast | None) -> dict[int, str]:
+        """Return the names of jobs that go before one."""
+        firsts = {one.first for one in forecast.held_back if one.first is not None} if forecast is not None else ()
+        return self._queue.reader.names(list(firsts)[:_MOST_NAMES]) if firsts else {}
+
+    def _case(self, row: CaseRow, story: JobStory, seen: _Seen, explainer: Explainer, now_s: float) -> Case:
         job = story.job
         is_in_line = job.state == JobState.PENDING and not row.after
         counts, most = story.counts, {"user": row.attempts, "lost": self._budgets.lost}
+        ends = seen.ends
+        after = tuple(Prerequisite(name=one.name, state=one.state, ends_s=ends.of(one.seq)) for one in row.after)
+        found = _expected(row, job.priority, after, seen, now_s) if job.state == JobState.PENDING else None
+        known = seen.classes.get(row.class_id)
         return Case(
             job=job,
-            wanted=changed(seen.wanted[row.class_id], name=job.name, model=job.recipe, priority=job.priority),
+            wanted=changed(seen.looked.wanted[row.class_id], name=job.name, model=job.recipe, priority=job.priority),
             environment=row.environment,
             inputs=row.inputs,
-            after=tuple(
-                Prerequisite(name=one.name, state=one.state, ends_s=_at_s(seen.ends.get(one.job))) for one in row.after
-            ),
+            after=after,
             not_before_s=row.not_before_s,
             message=row.message,
             ahead=(
@@ -178,17 +234,89 @@ class Explanations:
                 if one.ending == "declined"
             ),
             spent={cause: (counts.get(cause, 0), limit) for cause, limit in most.items()},
+            ends_s=ends.of(row.seq),
+            based_on=ends.based_on(row.seq) or (known.based_on if known is not None else ""),
+            forecast=found,
+            names=self._names(found),
+            share=seen.forecast.shares.get(known.user) if known is not None else None,
+            chosen=chosen_text(_granted(story.events)),
         )
 
 
-def _fleet(
-    looked: Looked,
-    machines: Sequence[MachineRow],
-    ends: Mapping[str, Estimate | None],
-    *,
-    now_s: float,
-    silent_s: float,
-) -> Fleet:
+class _Ends:
+    """When live leases are expected to end, and from what that is known."""
+
+    def __init__(self, snapshot: Snapshot, machines: Sequence[MachineRow]) -> None:
+        self._now_s = snapshot.now_s
+        self._leases = {one.job: one for one in snapshot.leases}
+        self._classes = {one.class_id: one for one in snapshot.classes}
+        self._held = {held.seq: held for machine in machines for held in machine.held}
+
+    def of(self, job: int) -> float | None:
+        """Return when the lease of a job ends; None: it has none, or no estimate, or is overdue."""
+        progress_s, lease = self._by_progress(job), self._leases.get(job)
+        if progress_s is not None or lease is None:
+            return progress_s
+        return self._now_s + lease.until_s if lease.is_estimated and lease.until_s > 0 else None
+
+    def based_on(self, job: int) -> str:
+        """Return what the estimate is from; empty: there is none."""
+        if self._by_progress(job) is not None:
+            progress = self._held[job].progress
+            return f"its own progress, {progress['step']} of {progress['of']}"
+        lease = self._leases.get(job)
+        known = None if lease is None else self._classes.get(lease.class_id)
+        return "" if known is None else known.based_on
+
+    def _by_progress(self, job: int) -> float | None:
+        held = self._held.get(job)
+        if held is None or held.started_s is None:
+            return None
+        return progress_end_s(held.started_s, held.progress.get("step"), held.progress.get("of"), self._now_s)
+
+
+def _expected(
+    row: CaseRow, priority: int, after: Sequence[Prerequisite], seen: _Seen, now_s: float
+) -> JobForecast | None:
+    """Return what is expected of a pending job; None if nobody knows when it is ready."""
+    if not after and row.not_before_s <= now_s:
+        return seen.forecast.of(row.seq)
+    ends_s = [before.ends_s for before in after]
+    if any(end_s is None for end_s in ends_s):
+        return None
+    ready_s = max([row.not_before_s, *[end_s for end_s in ends_s if end_s is not None]])
+    coming = ReadyRecord(
+        class_id=row.class_id, priority=priority, runs=((row.seq, 1),), come_s=max(0.0, ready_s - seen.snapshot.now_s)
+    )
+    later = changed(seen.snapshot, ready=(*seen.snapshot.ready, coming))
+    return Forecast(later).of(row.seq, tells=False)
+
+
+def _is_so(seen: _Seen, row: CaseRow, state: str) -> bool:
+    """Return whether a job was in this state when that was seen."""
+    if state in (JobState.CLAIMED, JobState.RUNNING):
+        return row.seq in seen.leases
+    if state == JobState.PENDING and not row.after:
+        return seen.forecast.is_numbered(row.seq)
+    return row.class_id in seen.looked.wanted
+
+
+def _before_new(snapshot: Snapshot, priority: int) -> dict[int, int]:
+    """Count by class the ready jobs that go before a new one of a priority."""
+    counts: dict[int, int] = {}
+    for level in snapshot.ready:
+        if level.priority >= priority:
+            counts[level.class_id] = counts.get(level.class_id, 0) + level.count
+    return counts
+
+
+def _granted(events: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the last event that granted a job to a machine."""
+    found = [event for event in events if event.get("kind") == FleetKinds.JOB_GRANTED]
+    return found[-1] if found else {}
+
+
+def _fleet(looked: Looked, machines: Sequence[MachineRow], ends: _Ends, *, now_s: float, silent_s: float) -> Fleet:
     return Fleet(
         offers=looked.offers,
         holders={
@@ -198,8 +326,8 @@ def _fleet(
                     wanted=looked.wanted[held.class_id],
                     devices=held.devices,
                     is_shared=held.is_shared,
-                    ends_s=_at_s(ends[held.job]),
-                    based_on=_based_on(ends[held.job]),
+                    ends_s=ends.of(held.seq),
+                    based_on=ends.based_on(held.seq),
                 )
                 for held in machine.held
                 if held.class_id in looked.wanted
@@ -224,49 +352,8 @@ def _why_away(machine: MachineRow, now_s: float, silent_s: float) -> str:
 
 
 def _in_the_way(before: Mapping[int, int], seen: _Seen, explainer: Explainer) -> int:
-    """Count those who stand before somebody, by class, that some machine could ever take: the others hold nobody up."""
+    """Count jobs that stand before another, by class, that some machine could ever take: the others delay nothing."""
+    wanted = seen.looked.wanted
     return sum(
-        count
-        for class_id, count in before.items()
-        if class_id not in seen.wanted or explainer.may_ever(seen.wanted[class_id])
+        count for class_id, count in before.items() if class_id not in wanted or explainer.may_ever(wanted[class_id])
     )
-
-
-def _estimated(case: Case, row: CaseRow, seen: _Seen) -> Case:
-    """Lay beside a case how long its like took, and when it ends if it runs."""
-    whole, end = seen.durations.whole(_like(case.job.recipe, case.job.name), row.class_id), seen.ends.get(case.job.id)
-    return changed(
-        case,
-        ends_s=_at_s(end),
-        lasts_s=None if whole is None else whole.seconds,
-        based_on=_based_on(end or whole),
-    )
-
-
-def _running(held: Held, types: Mapping[str, str]) -> Running:
-    progress = held.progress
-    return Running(
-        like=_like(held.recipe, held.name),
-        class_id=held.class_id,
-        device_type=_type(held.devices, types),
-        started_s=held.started_s,
-        step=progress.get("step"),
-        of=progress.get("of"),
-    )
-
-
-def _like(recipe: str, name: str) -> str:
-    """Say by what runs are alike: every program has one recipe, and says nothing about another program."""
-    return name.partition("/")[0] if recipe == _PROGRAM else recipe
-
-
-def _type(devices: Sequence[str], types: Mapping[str, str]) -> str:
-    return types.get(devices[0], "") if devices else ""
-
-
-def _at_s(estimate: Estimate | None) -> float | None:
-    return None if estimate is None else estimate.seconds
-
-
-def _based_on(estimate: Estimate | None) -> str:
-    return "" if estimate is None else estimate.based_on

@@ -19,7 +19,7 @@ from stoker.coordinator.service.who import Still, Who, recorded
 from stoker.model.errors import BadInput, NotFound
 from stoker.wire.asking import DoneView
 from stoker.wire.protocol import VERSION
-from stoker.wire.views import FleetStatus
+from stoker.wire.views import FleetStatus, ScheduleView
 
 _LAST_ID = 2**63 - 1
 After = Annotated[int | None, Query(ge=0, le=_LAST_ID)]
@@ -34,6 +34,7 @@ class FleetRoutes:
         self.router = APIRouter(tags=["fleet"])
         add = self.router.add_api_route
         add("/v1/status", self.status, response_model=FleetStatus)
+        add("/v1/schedule", self.schedule, response_model=ScheduleView)
         add("/v1/health", self.health)
         add("/v1/events", self.events, response_class=StreamingResponse)
         add("/metrics", self.metrics, response_class=Response)
@@ -43,6 +44,11 @@ class FleetRoutes:
         """Give the whole fleet in one look."""
         office = self._office
         return answer(await office.read(fleet_status, office))
+
+    async def schedule(self) -> Response:
+        """Return the state of the scheduler: machines, leases, ready jobs, users. A simulation may begin with it."""
+        # Of ten thousand machines it is megabytes: they are put into words in that thread, too.
+        return await self._office.foresee(lambda: answer(self._office.views.schedule()))
 
     async def health(self) -> Response:
         """Say whether the database answers, and takes what is written."""

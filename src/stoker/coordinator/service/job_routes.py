@@ -41,6 +41,8 @@ class JobRoutes:
         self._office = office
         self._code_gate = code_gate
         self._submissions = asyncio.Semaphore(SUBMISSIONS_AT_ONCE)
+        self._dry_runs = asyncio.Semaphore(SUBMISSIONS_AT_ONCE)
+        """In memory beside these, until their forecast is made: others do not wait for that."""
         self.router = APIRouter(tags=["jobs"])
         add = self.router.add_api_route
         add("/v1/jobs", self.submit, methods=["POST"], response_model=Submitted, openapi_extra=body_of(Submission))
@@ -66,7 +68,7 @@ class JobRoutes:
         office = self._office
         headers = headers_of(request.scope)
         body = spooled(request.receive, headers, MOST_SUBMISSION_BYTES, disk=office.keeping, keep=office.keep)
-        async with body as file, self._submissions:
+        async with body as file:
             try:
                 return answer(await self._submit(file, who))
             except StokerError as error:
@@ -75,6 +77,20 @@ class JobRoutes:
                 raise error.with_traceback(None) from None
 
     async def _submit(self, file: BinaryIO, who: Principal) -> Submitted:
+        async with self._submissions:
+            submission, submitted = await self._take(file, who)
+        if not submission.dry_run:
+            return submitted
+        # Others do not wait for its forecast. It is read again when it is its turn, so that none waits in memory.
+        del submission, submitted
+        async with self._dry_runs:
+            async with self._submissions:
+                await self._office.order(file.seek, 0)
+                submission, submitted = await self._take(file, who)
+            return await self._office.foresee(self._office.views.forecast, submission, submitted)
+
+    async def _take(self, file: BinaryIO, who: Principal) -> tuple[Submission, Submitted]:
+        """Read a submission, and hand it in."""
         office = self._office
         submission = await office.order(read_submission, file)
         if submission.hosts and not who.may(Role.OPERATE):
@@ -85,10 +101,7 @@ class JobRoutes:
             submission = submission.model_copy(update={"submitter": submitter})
         if self._code_gate is not None:
             await office.order(self._code_gate.check, submission)
-        submitted = await office.submit(submission, only_of=changes_only(who))
-        if submission.dry_run:
-            submitted = await office.read(office.views.forecast, submission, submitted)
-        return submitted
+        return submission, await office.submit(submission, only_of=changes_only(who))
 
     async def page(
         self,
@@ -112,8 +125,8 @@ class JobRoutes:
         return answer(await self._office.read(self._office.reader.story, ref))
 
     async def explain(self, ref: Ref) -> Response:
-        """Say why a job is where it is: every machine, with its reason."""
-        return answer(await self._office.read(self._office.views.explain, ref))
+        """Return why a job is where it is: every machine with its reason, and where and when it should start."""
+        return answer(await self._office.foresee(self._office.views.explain, ref))
 
     async def events(
         self, ref: Ref, after: Annotated[int, Query(ge=0, le=_LAST_ID)] = 0, limit: Limit = 100

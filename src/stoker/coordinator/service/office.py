@@ -7,7 +7,7 @@ never waits for another. Control calls need none at all.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO, ParamSpec, TypeVar
 
@@ -25,7 +25,7 @@ from stoker.model.leases import FleetTimes
 from stoker.wire.asking import DoneView
 from stoker.wire.leasing import Claim, Granted
 from stoker.wire.orders import Submission, Submitted
-from stoker.wire.views import JobExplanation, MachineView
+from stoker.wire.views import JobExplanation, MachineView, ScheduleView
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -63,6 +63,8 @@ class Views:
     explain: Callable[[str], JobExplanation]
     forecast: Callable[[Submission, Submitted], Submitted]
     """Of a dry run, what would become of its jobs."""
+    schedule: Callable[[], ScheduleView]
+    """The state of the scheduler."""
 
 
 class Office:
@@ -90,6 +92,8 @@ class Office:
         self._files = ThreadPoolExecutor(FILE_THREADS, thread_name_prefix="files")
         self._bulk_answers = 0
         self._orders = ThreadPoolExecutor(ORDER_THREADS, thread_name_prefix="orders")
+        # Of its own, and one: a forecast computes for up to a second or two, and readers must not wait for several.
+        self._forecasts = ThreadPoolExecutor(1, thread_name_prefix="forecasts")
         # Of its own: hundreds who want the whole past must not keep anybody else from reading.
         self._past = ThreadPoolExecutor(1, thread_name_prefix="past")
         self.counter = Counter(queue, loop, on_change=self._on_change)
@@ -108,6 +112,10 @@ class Office:
     async def read(self, ask: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         """Ask the database, in a thread for that."""
         return await _in(self._reads, ask, *args, **named)
+
+    async def foresee(self, ask: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        """Make a forecast, in the one thread for that."""
+        return await _in(self._forecasts, ask, *args, **named)
 
     async def keep(self, ask: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         """Read or write bytes, in a thread for that."""
@@ -146,20 +154,20 @@ class Office:
 
     def end(self) -> None:
         """Let go of the threads, once nobody asks any more."""
-        for threads in (self._reads, self._files, self._orders, self._past):
+        for threads in (self._reads, self._forecasts, self._files, self._orders, self._past):
             threads.shutdown(wait=True, cancel_futures=True)
 
     async def _ask_again(self, claim: Claim) -> Granted:
         granted: Granted = await self.counter.ask(claim)
         return self.execs.told(claim.worker, granted)
 
-    def _bring_wish(self, machines: frozenset[str]) -> None:
-        """Take word of machines that are to hear something, in the writer's thread."""
+    def _bring_wish(self, machines: Sequence[str]) -> None:
+        """Take word of machines that should ask again, in the writer's thread."""
         self._loop.call_soon_threadsafe(self.waiting.call, machines)
 
-    def _on_change(self, newest: int, *, is_claimable: bool) -> None:
+    def _on_change(self, newest: int, *, is_reread: bool) -> None:
         self.feed.note(newest)
-        if is_claimable:
+        if is_reread:
             self.waiting.stir()
 
 

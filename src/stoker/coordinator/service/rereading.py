@@ -7,14 +7,14 @@ after alike: a dry run gives the same answer and changes nothing.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from stoker.coordinator.queue.commands import Answer, Command, Declare, Done, Submit
 from stoker.model.errors import StokerError
 from stoker.model.frozen import fields_of
 from stoker.model.names import point_name
-from stoker.model.nodes import Cluster, Node
+from stoker.model.nodes import Cluster, Node, UserPolicy
 from stoker.wire.asking import NOTHING_GIVEN, DoneView
 from stoker.wire.orders import OrderOutcome, Outcome, Submission, Submitted
 
@@ -83,17 +83,22 @@ class Files:
 
 
 def cluster_changes(before: Cluster | None, after: Cluster | None) -> tuple[str, ...]:
-    """Say what is another in a cluster file, a line per machine."""
+    """Return what is another in a cluster file, a line per machine and per user."""
     if after is None:
         return ()
-    old = {node.name: node for node in (before.nodes if before is not None else ())}
-    new = {node.name: node for node in after.nodes}
+    before = before or Cluster(nodes=())
+    old, new = ({node.name: node for node in cluster.nodes} for cluster in (before, after))
+    old_users, new_users = ({f"user {name}": one for name, one in cluster.users.items()} for cluster in (before, after))
+    return (*_changes(old, new), *_changes(old_users, new_users))
+
+
+def _changes(old: Mapping[str, Node | UserPolicy], new: Mapping[str, Node | UserPolicy]) -> list[str]:
     lines = [f"{name}: new" for name in new if name not in old]
     lines += [f"{name}: no longer declared" for name in old if name not in new]
     lines += [
         f"{name}: {', '.join(fields)}" for name in new if name in old and (fields := _differing(old[name], new[name]))
     ]
-    return tuple(lines)
+    return lines
 
 
 def manifest_changes(submitted: Submitted) -> tuple[list[str], list[str]]:
@@ -145,6 +150,6 @@ def _earlier(job: OrderOutcome) -> str:
     return f"; the one before, {job.instead_of[:_SHORT]}, stays until cancelled" if job.instead_of else ""
 
 
-def _differing(one: Node, other: Node) -> list[str]:
+def _differing(one: Node | UserPolicy, other: Node | UserPolicy) -> list[str]:
     mine, theirs = fields_of(one), fields_of(other)
     return [name for name in mine if mine[name] != theirs[name]]

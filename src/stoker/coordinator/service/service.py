@@ -76,7 +76,12 @@ class Service:
         self._office = office = Office(
             queue=parts.queue,
             keeping=parts.keeping,
-            views=Views(machines=machines.of, explain=explanations.explain, forecast=explanations.forecast),
+            views=Views(
+                machines=machines.of,
+                explain=explanations.explain,
+                forecast=explanations.forecast,
+                schedule=explanations.schedule,
+            ),
             about=parts.about,
             clock=parts.clock,
             reload=parts.files.read_again,

@@ -1,15 +1,15 @@
-"""Claims that wait: a worker's question is held open until something may be for it, or its time is over.
+"""Claims that wait: a worker's question is held open until its machine is called, or its time is over.
 
-Whoever was tried least recently is tried first, a few at a time: if those get something there may be more for the next
-ones; if they learn that no job waits at all, the others need not ask. So one new job costs a few questions, not one per
-worker. Who has room for none only listens: it is asked for when something is wished of it, and not before.
+The queue calls machines that may be granted something now, or are to do something with a lease: their questions are
+asked again, a few at a time, in the order of the calls, and no others. So a new job costs one question, not one per
+worker. Only after the queue had to read its rows again are all questions asked again.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 from stoker.wire.leasing import Claim, Granted
@@ -23,14 +23,15 @@ _AT_THE_NEXT_CHANCE = -1
 Ask: TypeAlias = Callable[[Claim], Awaitable[Granted]]
 Gone: TypeAlias = Callable[[], Awaitable[None]]
 Mark: TypeAlias = tuple[int, int]
-"""How many changes and how many calls there had been."""
+"""How many times all questions were to be asked again, and how many calls there had been."""
 
 
 class _Waiter:
     __slots__ = ("claim", "is_busy", "known", "listens", "signal", "tried", "trying")
 
     def __init__(self, claim: Claim, known: Granted, loop: asyncio.AbstractEventLoop) -> None:
-        self.claim = claim
+        # How long its machine stays was true when it was asked: said again later, it would move the end.
+        self.claim = claim if claim.ends_in_s is None else claim.model_copy(update={"ends_in_s": None})
         self.listens = claim.most == 0
         """It wants no work; it is in line only when it is called."""
         self.known = known
@@ -50,15 +51,16 @@ class WaitingClaims:
         self._loop = asyncio.get_running_loop()
         self._line: OrderedDict[str, _Waiter] = OrderedDict()
         """By request id, who was tried least recently first."""
+        self._called_line: OrderedDict[str, _Waiter] = OrderedDict()
+        """Those that are asked before all others: called machines, the one that was called first first."""
         self._by_worker: dict[str, list[_Waiter]] = {}
         """All of them."""
         self._trying = 0
         self._changes = 0
-        """Counts what became claimable by anybody, so that a change during a question is not missed."""
+        """Counts how often all were to ask again, so that this is not missed during a question."""
         self._calls = 0
-        """Counts what was wished of any machine, alike."""
-        self._empty_at = -1
-        """How many changes there had been when no job waited at all."""
+        self._called: dict[str, int] = {}
+        """By machine, which call was the last for it."""
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -79,12 +81,10 @@ class WaitingClaims:
         waiter = _Waiter(claim, known, self._loop)
         self._enter(waiter)
         changes, calls = since
-        waiter.tried = changes if calls == self._calls else _AT_THE_NEXT_CHANCE
-        if waiter.tried == self._changes:
-            self._note_emptiness(waiter, known)
-        elif waiter.tried == _AT_THE_NEXT_CHANCE or not waiter.listens:
+        waiter.tried = changes if self._called.get(claim.worker, 0) <= calls else _AT_THE_NEXT_CHANCE
+        if waiter.tried == _AT_THE_NEXT_CHANCE or (waiter.tried != self._changes and not waiter.listens):
             # Before those who have heard of what happened meanwhile.
-            self._put_first(waiter)
+            self._put_in_called_line(waiter)
         try:
             self._try_some()
             return await self._wait(waiter, gone)
@@ -92,17 +92,18 @@ class WaitingClaims:
             self._leave(waiter)
 
     def stir(self) -> None:
-        """Something became claimable, by anybody."""
+        """Let all questions be asked again: it is not known what is new."""
         self._changes += 1
         self._try_some()
 
-    def call(self, machines: frozenset[str]) -> None:
-        """Something is wished of these machines: whoever asked for them asks again before all others."""
+    def call(self, machines: Sequence[str]) -> None:
+        """Let the questions of these machines be asked again: in this order, after those that were called before."""
         self._calls += 1
+        self._called.update(dict.fromkeys(machines, self._calls))
         for waiter in [one for machine in machines for one in self._by_worker.get(machine, ())]:
             waiter.tried = _AT_THE_NEXT_CHANCE
             if not waiter.is_busy:
-                self._put_first(waiter)
+                self._put_in_called_line(waiter)
         self._try_some()
 
     def close(self) -> None:
@@ -139,8 +140,9 @@ class WaitingClaims:
 
     def _leave(self, waiter: _Waiter) -> None:
         claim = waiter.claim
-        if self._line.get(claim.request_id) is waiter:
-            del self._line[claim.request_id]
+        for line in (self._line, self._called_line):
+            if line.get(claim.request_id) is waiter:
+                del line[claim.request_id]
         theirs = self._by_worker.get(claim.worker, [])
         if waiter in theirs:
             theirs.remove(waiter)
@@ -153,15 +155,21 @@ class WaitingClaims:
         self._leave(waiter)
 
     def _try_some(self) -> None:
-        while self._trying < AT_ONCE and self._line and not self._is_closed:
-            waiter = next(iter(self._line.values()))
-            has_heard = self._empty_at == self._changes or waiter.tried >= self._changes
-            if waiter.is_busy or (has_heard and waiter.tried != _AT_THE_NEXT_CHANCE):
+        while self._trying < AT_ONCE and not self._is_closed:
+            waiter = self._next()
+            if waiter is None:
                 return
             self._begin(waiter)
             self._trying += 1
             waiter.trying = self._loop.create_task(self._try(waiter))
             waiter.trying.add_done_callback(self._tried)
+
+    def _next(self) -> _Waiter | None:
+        """Return whose question is asked next; None: nobody's."""
+        if self._called_line:
+            return next(iter(self._called_line.values()))
+        waiter = next(iter(self._line.values()), None)
+        return None if waiter is None or waiter.is_busy or waiter.tried >= self._changes else waiter
 
     def _tried(self, _trying: asyncio.Task[None]) -> None:
         self._trying -= 1
@@ -170,27 +178,20 @@ class WaitingClaims:
     def _begin(self, waiter: _Waiter) -> None:
         waiter.is_busy = True
         waiter.tried = self._changes
+        self._called_line.pop(waiter.claim.request_id, None)
         self._line.pop(waiter.claim.request_id, None)
         if not waiter.listens:
             self._line[waiter.claim.request_id] = waiter
 
-    def _put_first(self, waiter: _Waiter) -> None:
-        self._line[waiter.claim.request_id] = waiter
-        self._line.move_to_end(waiter.claim.request_id, last=False)
-
-    def _note_emptiness(self, waiter: _Waiter, granted: Granted) -> None:
-        if not waiter.listens and not granted.waiting and not granted.closed:
-            self._empty_at = self._changes
+    def _put_in_called_line(self, waiter: _Waiter) -> None:
+        self._called_line.setdefault(waiter.claim.request_id, waiter)
 
     async def _try(self, waiter: _Waiter) -> None:
-        changes = waiter.tried
         try:
             granted = await self._ask(waiter.claim)
             waiter.known = granted
             if granted.grants or granted.orders or granted.execs or self._is_closed:
                 self._settle(waiter, granted)
-            elif changes == self._changes:
-                self._note_emptiness(waiter, granted)
         except Exception as error:  # noqa: BLE001 - whoever waits is told, whatever it was
             if not waiter.signal.done():
                 waiter.signal.set_exception(error)
@@ -200,4 +201,4 @@ class WaitingClaims:
             waiter.is_busy = False
             waiter.trying = None
             if waiter.tried == _AT_THE_NEXT_CHANCE and waiter in self._by_worker.get(waiter.claim.worker, ()):
-                self._put_first(waiter)
+                self._put_in_called_line(waiter)

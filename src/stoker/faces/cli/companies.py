@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stoker.faces.cli.call import Call
 from stoker.hardware.admission import memory_here
+from stoker.hardware.device_fit import shared_bytes
 from stoker.plan.preview import Preview, Verdict
 from stoker.worker.company_forecast import CompanyForecast, Room, foretell_companies
 from stoker.worker.ordering import Order
@@ -28,8 +29,8 @@ def companies_here(call: Call, order: Order, seen: Preview) -> list[CompanyForec
 def _most_free_bytes(call: Call) -> int | None:
     """Give what the emptiest device has for work that shares it."""
     rooms = [
-        min(device.usable_bytes, device.free_bytes if device.free_bytes is not None else device.usable_bytes)
+        shared_bytes(device.total_bytes, device.memory_type, device.free_bytes)
         for device in call.parts.devices
-        if device.usable_bytes is not None
+        if device.total_bytes is not None
     ]
     return max(rooms, default=None)

@@ -19,6 +19,9 @@ _WIDTH = 100
 _FEWEST_BYTES = 2**20
 """Of device memory nobody asks for less."""
 
+_MOST_DIGITS = 1000
+"""Longer numbers are a mistake, and take long to read."""
+
 
 class Option:
     """A word that begins with a dash; with `value` it takes one, and `is_many` collects several."""
@@ -125,10 +128,14 @@ class Grammar:
 
 
 def whole(at_least: int) -> Callable[[str], int]:
-    """Give a reader of whole numbers from a limit on."""
+    """Return a reader of whole numbers from a limit on, of at most `_MOST_DIGITS` digits."""
 
     def read(text: str) -> int:
-        if not text.isascii() or not text.isdigit() or int(text) < at_least:
+        is_number = text.isascii() and text.isdigit()
+        if is_number and len(text) > _MOST_DIGITS:
+            message = f"a whole number of {len(text)} digits is too large"
+            raise ValueError(message)
+        if not is_number or int(text) < at_least:
             message = f"{text!r} is not a whole number of at least {at_least}"
             raise ValueError(message)
         return int(text)

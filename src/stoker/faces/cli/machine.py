@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from stoker.faces.cli.parts import Parts
 from stoker.hardware.admission import Admitted, Memory, admit, memory_here
+from stoker.hardware.device_fit import shares
 from stoker.host.interpreter import find_python
 from stoker.model.devices import Device
 from stoker.model.resources import Capacity, Needs
@@ -32,29 +33,37 @@ def machine_line(parts: Parts, order: Order, options: RunOptions) -> str:
         return line
     trials = "1 trial" if count == 1 else f"{count:,} trials"
     pace = _pace(at_once(needs, parts.capacity, parts.devices, options.max_in_flight))
-    return f"{line}. {trials}, {pace}{_part(needs)}"
+    return f"{line}. {trials}, {pace}{_part(parts.devices, needs)}"
 
 
 def at_once(needs: Needs, capacity: Capacity, devices: Sequence[Device], most: int) -> int:
     """Say how many programs with these needs run side by side here, if nobody else uses the devices."""
     room = [most, capacity.cpu // needs.cpu if needs.cpu else most]
     if needs.gpu:
-        places = [(device.usable_bytes or 0) // needs.vram_bytes if needs.shares else 1 for device in devices]
-        room.append(sum(places) // needs.gpu)
+        room.append(sum(_places_on(device, needs) for device in devices) // needs.gpu)
     if needs.memory_bytes:
         room.append(capacity.memory_bytes // needs.memory_bytes)
     return max(1, min(room))
+
+
+def _places_on(device: Device, needs: Needs) -> int:
+    """Return how many programs with these needs have room on a device together: one that can't share has it alone."""
+    return (device.usable_bytes or 0) // needs.vram_bytes if _is_shared(device, needs) else 1
+
+
+def _is_shared(device: Device, needs: Needs) -> bool:
+    return shares(needs.vram_bytes, device.usable_bytes or 0, is_allowed=needs.shares)
 
 
 def _pace(count: int) -> str:
     return "one at a time" if count == 1 else f"{count} at a time"
 
 
-def _part(needs: Needs) -> str:
-    """Say how much of its devices each has."""
+def _part(devices: Sequence[Device], needs: Needs) -> str:
+    """Return how much of its devices each has, as text."""
     if not needs.gpu:
         return ""
-    if needs.shares:
+    if any(_is_shared(device, needs) for device in devices):
         return f", each has {format_size(needs.vram_bytes)} of a card"
     return ", each has the whole card" if needs.gpu == 1 else f", each has {needs.gpu} whole cards"
 

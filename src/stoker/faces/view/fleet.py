@@ -91,7 +91,8 @@ def machine_row(machine: MachineView, now_s: float) -> list[str]:
     if machine.until_s is not None and machine.until_s > now_s:
         state += f" for {format_duration(machine.until_s - now_s)}"
     ram = machine.ram_bytes or capability.get("ram_total_bytes")
-    told = [devices_text(machine.devices), machine.why, ", ".join(machine.jobs), *machine.drift]
+    leaves = _leaves(machine, now_s)
+    told = [devices_text(machine.devices), machine.why, leaves, ", ".join(machine.jobs), *machine.drift]
     return [
         machine.name,
         state,
@@ -118,6 +119,7 @@ def machine_lines(machine: MachineView, now_s: float) -> list[str]:
         ["state", f"{machine.state}{span_text}{f': {machine.why}' if machine.why else ''}"],
         ["jobs", ": ".join(filter(None, (f"{machine.held} of {machine.slots}", ", ".join(machine.jobs))))],
         ["heard", ago(machine.last_seen_s, now_s)],
+        *([["end", leaves]] if (leaves := _leaves(machine, now_s)) else []),
         ["system", system],
         ["cpu", str(capability.get("cpu_name") or "unknown")],
         ["cores", _counts(machine.cores, cores, str)],
@@ -129,12 +131,17 @@ def machine_lines(machine: MachineView, now_s: float) -> list[str]:
     return [machine.name, *table([[name, one_line(text)] for name, text in rows], indent="  ")]
 
 
+def _leaves(machine: MachineView, now_s: float) -> str:
+    """Return in how long a machine goes away; empty if no end is known."""
+    return "" if machine.ends_s is None else f"leaves in {format_duration(max(0.0, machine.ends_s - now_s))}"
+
+
 def _counts(offered: int | None, found: object, text: Callable[[int], str]) -> str:
     """Say how much of something counts, and beside it what was found, if that is another."""
     there = text(found) if isinstance(found, int) and found else "unknown"
     if not offered or text(offered) == there:
         return there
-    return f"{text(offered)} (found {there})"
+    return f"{text(offered)} for jobs (found {there})"
 
 
 def _device_text(device: Mapping[str, Any]) -> str:

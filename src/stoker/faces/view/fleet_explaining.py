@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.faces.view.stages import number
 from stoker.faces.view.tables import table
+from stoker.faces.view.times import moment
 from stoker.model.lifecycle import JobState
 from stoker.model.printable import one_line
 from stoker.model.units import format_duration
@@ -14,6 +15,7 @@ from stoker.model.units import format_duration
 if TYPE_CHECKING:
     from stoker.wire.views import JobExplanation
 
+_MOST_HELD = 3
 _HEADER = ("machine", "device", "score", "why")
 
 
@@ -22,12 +24,13 @@ def explanation_lines(told: JobExplanation, *, now_s: float, columns: int) -> It
     place = _place(told)
     yield f"{told.job.name}: {one_line(told.verdict)}{f' ({place})' if place else ''}"
     if told.starts_s is not None:
-        based = f", from {told.based_on}" if told.based_on else ""
+        based = f" ({told.based_on})" if told.based_on else ""
         left_s = told.starts_s - now_s
         when = f"in about {format_duration(left_s)}" if left_s >= 1 else "any moment"
         yield f"may start {when}{based}"
-    elif told.place_in_line is not None and told.machines and not told.declines:
-        yield "nobody knows when it may start: nothing like it was measured yet"
+    elif told.expected is not None and told.expected.machine and not told.declines:
+        yield "no start estimate: a job before it has no estimate of its duration"
+    yield from _forecast_lines(told, now_s)
     rows = [row for machine in told.machines for row in _machine_rows(machine, now_s)]
     # Where a job could go matters while it waits.
     if rows and told.job.state == JobState.PENDING:
@@ -40,10 +43,40 @@ def explanation_lines(told: JobExplanation, *, now_s: float, columns: int) -> It
         yield text if text.startswith(("starts", "possible", "never")) else f"starts now if {text}"
 
 
+def _forecast_lines(told: JobExplanation, now_s: float) -> Iterator[str]:
+    """Return where and when it is expected, why not now where there is room, and how its submitter stands."""
+    expected = told.expected
+    if expected is not None and expected.machine:
+        starts = f" from {moment(expected.starts_s, now_s)}" if expected.starts_s is not None else ""
+        ends = f" until {moment(expected.ends_s, now_s)}" if expected.ends_s is not None else ""
+        if starts or ends:
+            yield one_line(f"expected on {expected.machine}{starts}{ends}")
+    for held in told.held_back[:_MOST_HELD]:
+        ends = f" (until {moment(held.ends_s, now_s)})" if held.ends_s is not None else ""
+        yield one_line(f"not now on {held.machine}{ends}: {held.text}")
+    if len(told.held_back) > _MOST_HELD:
+        yield f"not now on {len(told.held_back) - _MOST_HELD:,} more machines: --json lists them"
+    if told.job.state == JobState.PENDING and expected is not None and not told.based_on:
+        yield "no estimate of its duration: order and score decide"
+    if told.chosen:
+        yield one_line(f"granted: {told.chosen}")
+    share = told.share
+    if share is not None and share.share is not None and share.fair_share is not None and share.fair_share < 1:
+        part = f"{share.share:.0%} of recent usage, fair is {share.fair_share:.0%}"
+        yield one_line(
+            f"share of {share.user or 'unnamed submitters'}: {part}; "
+            f"{_counted(share.jobs, 'job')} and {_counted(share.devices, 'device')} now"
+        )
+
+
 def _place(told: JobExplanation) -> str:
     if told.place_in_line is None or "in line" in told.verdict:
         return ""
     return f"{_ordinal(told.place_in_line)} in line"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _ordinal(count: int) -> str:

@@ -61,5 +61,6 @@ def books_of(state: State) -> Books:
     """Give what the ledger tells as what its rule reads."""
     entries = {one.entry.id: one.entry for device in state.devices for one in device.holders}
     free = {one.device.uuid: one.free_bytes for one in state.devices if one.free_bytes is not None}
+    taken = {one.device.uuid: one.taken_bytes for one in state.devices}
     ahead = tuple(one.ticket for one in state.waiting if not one.is_asleep)
-    return Books(entries=tuple(entries.values()), ahead=ahead, free_bytes=free)
+    return Books(entries=tuple(entries.values()), ahead=ahead, free_bytes=free, taken_bytes=taken)

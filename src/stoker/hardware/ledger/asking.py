@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stoker.hardware.device_fit import shares
 from stoker.host.identity import ProcessIdentity
 from stoker.model.devices import Device, MemoryType, usable_bytes
 from stoker.model.frozen import frozen
@@ -61,7 +62,7 @@ class Ask:
     vram_bytes: int = 0
     """On each; zero: nothing declared, which takes the device whole."""
     may_share: bool = False
-    """Others may hold the rest of it. A wish without `vram_bytes` shares nothing."""
+    """Others may hold the rest of it. A wish without `vram_bytes`, or for more than is shared out, shares nothing."""
     base: str = ""
     """What it has in common with others on a device, which is charged there once: the digest of a base model."""
     base_bytes: int = 0
@@ -86,8 +87,6 @@ class Ask:
     def shares(self, device: Candidate) -> bool:
         """Whether it would have this device together with others.
 
-        Who never asked to share and wants more than may be shared out still gets the device, alone.
+        Who wants more of it than may be shared out still gets the device, alone.
         """
-        if not self.vram_bytes:
-            return False
-        return self.may_share or (device.shares and self.vram_bytes <= device.usable_bytes)
+        return shares(self.vram_bytes, device.usable_bytes, is_allowed=self.may_share or device.shares)

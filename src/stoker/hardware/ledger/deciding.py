@@ -1,19 +1,19 @@
 """Whether a wish for room is granted, and on which devices: decided here, with the reason. Pure.
 
-A device does if nobody who came earlier waits for it, nobody has it to himself, the ledger has room and the driver has
-free memory. Who does not share takes a device that nobody holds. Nobody is overtaken: a device that somebody waits for
-is not given to who came later, even if it has room for the later one. So nobody starves.
+A device does if nobody who came earlier waits for it and the rule of `hardware.device_fit` allows it, both by what was
+promised and by what the driver measures. Nobody is overtaken: a device that somebody waits for is not given to who came
+later, even if it has room for the later one. So nobody starves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from stoker.hardware.device_fit import DeviceBlock, alone_bytes, block_on, shared_bytes
 from stoker.hardware.ledger.answers import Bound, NeverFits, NoRoomNow, Shortfall
 from stoker.hardware.ledger.asking import Ask, Candidate
-from stoker.hardware.ledger.entries import Entry, Ticket
-from stoker.hardware.ledger.room import Charge, charge_of, charges_on, measured_room, total_of
-from stoker.model.devices import usable_bytes
+from stoker.hardware.ledger.entries import Entry, Share, Ticket
+from stoker.hardware.ledger.room import Charge, charge_of, charges_on, left_for, promises_on, total_of
 from stoker.model.frozen import fresh, frozen
 from stoker.model.units import format_size
 
@@ -69,20 +69,8 @@ def decide(ask: Ask, books: Books) -> Grant | NoRoomNow | NeverFits:
 
 def still_fits(entry: Entry, entries: Sequence[Entry]) -> bool:
     """Say whether a reservation that was taken for gone can stand beside what was promised since. Promises only."""
-    for share in entry.shares:
-        others = [one for one in _on(share.uuid, entries) if one.id != entry.id]
-        theirs = [one for other in others for one in other.shares if one.uuid == share.uuid]
-        if (others and share.is_exclusive) or any(one.is_exclusive for one in theirs):
-            return False
-        promises = [
-            Charge(charged_bytes=one.promised_bytes, base=of.base, base_bytes=of.base_bytes)
-            for of in (entry, *others)
-            for one in of.shares
-            if one.uuid == share.uuid
-        ]
-        if not share.is_exclusive and total_of(promises) > usable_bytes(share.total_bytes, share.memory_type):
-            return False
-    return True
+    others = [one for one in entries if one.id != entry.id]
+    return all(_stands(entry, share, others) for share in entry.shares)
 
 
 def could_hold(ask: Ask) -> tuple[str, ...]:
@@ -126,62 +114,121 @@ def in_the_way(ticket: Ticket, books: Books) -> tuple[list[Entry], list[Ticket]]
 
 
 def _too_small(ask: Ask, device: Candidate) -> Shortfall | None:
-    shares = ask.shares(device)
-    most_bytes = device.usable_bytes if shares else device.total_bytes
-    if ask.vram_bytes <= most_bytes:
+    """Return what an empty device lacks of all that is asked; `None` if it could hold it."""
+    if _ask_block(ask, device, ()) is None:
         return None
-    what = f"{format_size(most_bytes)} to share" if shares else format_size(most_bytes)
-    why = f"{device.uuid} has {what}, and {format_size(ask.vram_bytes)} are needed"
-    return Shortfall(uuid=device.uuid, bound=Bound.SIZE, why=why, needed_bytes=ask.vram_bytes, room_bytes=most_bytes)
+    why = f"{device.uuid} has {format_size(device.total_bytes)}, and {format_size(ask.vram_bytes)} are needed"
+    room_bytes = device.total_bytes
+    return Shortfall(uuid=device.uuid, bound=Bound.SIZE, why=why, needed_bytes=ask.vram_bytes, room_bytes=room_bytes)
 
 
 def _lacks(ask: Ask, device: Candidate, books: Books) -> Shortfall | None:
-    """Say what a device lacks now, apart from the line."""
+    """Return what a device lacks now, apart from the line: by what was promised, then by the driver's measure."""
     on_it = _on(device.uuid, books.entries)
     if books.unreadable:
         why = f"what {', '.join(books.unreadable[:_LISTED])} holds can't be read"
         return Shortfall(uuid=device.uuid, bound=Bound.TAKEN, why=why, needed_bytes=ask.vram_bytes)
-    alone = [entry for entry in on_it if any(one.is_exclusive for one in entry.shares if one.uuid == device.uuid)]
-    if alone:
-        why = f"{device.uuid} is held whole by {_holders(alone)}"
-        return Shortfall(uuid=device.uuid, bound=Bound.TAKEN, why=why, needed_bytes=ask.vram_bytes)
-    shares = ask.shares(device)
-    if on_it and not shares:
-        why = f"{device.uuid} is wanted whole, and {_holders(on_it)} hold{'s' if len(on_it) == 1 else ''} some of it"
-        return Shortfall(uuid=device.uuid, bound=Bound.OCCUPIED, why=why, needed_bytes=ask.vram_bytes)
-    if device.slots and len(on_it) >= device.slots:
-        why = f"{device.uuid} takes {device.slots} at once: {_holders(on_it)}"
-        return Shortfall(uuid=device.uuid, bound=Bound.SLOTS, why=why, needed_bytes=ask.vram_bytes)
-    charges = charges_on(device.uuid, on_it)
-    before_bytes = total_of(charges)
-    needed_bytes = total_of((*charges, charge_of(ask))) - before_bytes if shares else ask.vram_bytes
-    if shares and needed_bytes > device.usable_bytes - before_bytes:
-        return _ledger_lacks(device, needed_bytes, before_bytes, on_it)
-    return _measured_lacks(device, needed_bytes, before_bytes, books)
+    block = _ask_block(ask, device, on_it)
+    return _measured_lacks(ask, device, on_it, books) if block is None else _promised_lacks(ask, device, on_it, block)
 
 
-def _ledger_lacks(device: Candidate, needed_bytes: int, before_bytes: int, on_it: Sequence[Entry]) -> Shortfall:
+def _promised_lacks(ask: Ask, device: Candidate, on_it: Sequence[Entry], block: DeviceBlock) -> Shortfall:
+    uuid = device.uuid
+    if block is DeviceBlock.HELD:
+        why = f"{uuid} is held whole by {_holders([entry for entry in on_it if _is_alone(entry, uuid)])}"
+        return Shortfall(uuid=uuid, bound=Bound.TAKEN, why=why, needed_bytes=ask.vram_bytes)
+    if block is DeviceBlock.IN_USE:
+        why = f"{uuid} is wanted whole, and {_holders(on_it)} hold{'s' if len(on_it) == 1 else ''} some of it"
+        return Shortfall(uuid=uuid, bound=Bound.OCCUPIED, why=why, needed_bytes=ask.vram_bytes)
+    if block is DeviceBlock.DEVICE_SLOTS:
+        why = f"{uuid} takes {device.slots} at once: {_holders(on_it)}"
+        return Shortfall(uuid=uuid, bound=Bound.SLOTS, why=why, needed_bytes=ask.vram_bytes)
+    needed_bytes, before_bytes = _amounts(ask, device, on_it)
     room_bytes = max(0, device.usable_bytes - before_bytes)
     why = (
-        f"{device.uuid} has {format_size(room_bytes)} left of {format_size(device.usable_bytes)} to share, and "
+        f"{uuid} has {format_size(room_bytes)} left of {format_size(device.usable_bytes)} to share, and "
         f"{format_size(needed_bytes)} are needed: held by {_holders(on_it)}"
     )
-    return Shortfall(uuid=device.uuid, bound=Bound.LEDGER, why=why, needed_bytes=needed_bytes, room_bytes=room_bytes)
+    return Shortfall(uuid=uuid, bound=Bound.LEDGER, why=why, needed_bytes=needed_bytes, room_bytes=room_bytes)
 
 
-def _measured_lacks(device: Candidate, needed_bytes: int, before_bytes: int, books: Books) -> Shortfall | None:
+def _measured_lacks(ask: Ask, device: Candidate, on_it: Sequence[Entry], books: Books) -> Shortfall | None:
     free_bytes = books.free_bytes.get(device.uuid)
     if free_bytes is None:
         return None
-    room_bytes = measured_room(before_bytes, books.taken_bytes.get(device.uuid, 0), free_bytes)
-    if needed_bytes <= room_bytes:
+    needed_bytes, before_bytes = _amounts(ask, device, on_it)
+    left_bytes = left_for(before_bytes, books.taken_bytes.get(device.uuid, 0), free_bytes)
+    if _ask_block(ask, device, on_it, left_bytes) is None:
         return None
+    room_bytes = max(0, left_bytes - before_bytes)
     promised = "" if room_bytes == free_bytes else f", of which {format_size(free_bytes - room_bytes)} are promised"
     why = (
         f"{device.uuid} has {format_size(free_bytes)} free by the driver's measure{promised}, and "
         f"{format_size(needed_bytes)} are needed"
     )
     return Shortfall(uuid=device.uuid, bound=Bound.MEASURED, why=why, needed_bytes=needed_bytes, room_bytes=room_bytes)
+
+
+def _amounts(ask: Ask, device: Candidate, on_it: Sequence[Entry]) -> tuple[int, int]:
+    """Return what a wish would add to a device, and what counts against it before."""
+    charges = charges_on(device.uuid, on_it)
+    before_bytes = total_of(charges)
+    return total_of((*charges, charge_of(ask))) - before_bytes, before_bytes
+
+
+def _ask_block(
+    ask: Ask, device: Candidate, on_it: Sequence[Entry], left_bytes: int | None = None
+) -> DeviceBlock | None:
+    """Return why a wish can't have a device beside these reservations."""
+    return _block(
+        charge_of(ask),
+        charges_on(device.uuid, on_it),
+        device,
+        is_shared=ask.shares(device),
+        is_held=any(_is_alone(entry, device.uuid) for entry in on_it),
+        left_bytes=left_bytes,
+    )
+
+
+def _stands(entry: Entry, share: Share, others: Sequence[Entry]) -> bool:
+    block = _block(
+        promises_on(share.uuid, (entry,))[0],
+        promises_on(share.uuid, others),
+        Candidate(uuid=share.uuid, total_bytes=share.total_bytes, memory_type=share.memory_type),
+        is_shared=not share.is_exclusive,
+        is_held=any(_is_alone(other, share.uuid) for other in others),
+    )
+    return block is None
+
+
+def _block(
+    wanted: Charge,
+    held: Sequence[Charge],
+    device: Candidate,
+    *,
+    is_shared: bool,
+    is_held: bool,
+    left_bytes: int | None = None,
+) -> DeviceBlock | None:
+    """Return what the one rule says. Without `left_bytes`, what other programs hold is not counted."""
+    before_bytes = total_of(held)
+    has_bytes = shared_bytes if is_shared else alone_bytes
+    free_bytes = device.total_bytes if left_bytes is None else left_bytes
+    return block_on(
+        wanted.charged_bytes,
+        total_of((*held, wanted)) - before_bytes,
+        is_shared=is_shared,
+        most_bytes=has_bytes(device.total_bytes, device.memory_type, free_bytes),
+        promised_bytes=before_bytes,
+        jobs=len(held),
+        is_held=is_held,
+        slots=device.slots or None,
+    )
+
+
+def _is_alone(entry: Entry, uuid: str) -> bool:
+    share = entry.share_of(uuid)
+    return share is not None and share.is_exclusive
 
 
 def _preference(ask: Ask, device: Candidate, index: int, entries: Sequence[Entry]) -> tuple[bool, int, int]:
@@ -221,9 +268,7 @@ def _never(ask: Ask, too_small: tuple[Shortfall, ...]) -> NeverFits:
     largest = max(too_small, key=lambda short: short.room_bytes)
     fitting = len(ask.devices) - len(too_small)
     some = f"{fitting} of {ask.count} devices could hold it; " if ask.count > 1 else ""
-    whole = sum(1 for device in ask.devices if ask.vram_bytes <= device.total_bytes)
-    hint = "it would fit alone: ask without sharing" if ask.may_share and whole >= ask.count else ""
-    return NeverFits(why=f"{some}{largest.why}", shortfalls=too_small, hint=hint)
+    return NeverFits(why=f"{some}{largest.why}", shortfalls=too_small)
 
 
 def _on(uuid: str, entries: Sequence[Entry]) -> list[Entry]:

@@ -41,8 +41,8 @@ class Share:
 
     @property
     def charged_bytes(self) -> int:
-        """What counts against the device: the promise, or what is really taken if that is more."""
-        return max(self.promised_bytes, self.measured_bytes or 0)
+        """What counts against the device: all of it if held alone, else the promise, or what was measured if more."""
+        return self.total_bytes if self.is_exclusive else max(self.promised_bytes, self.measured_bytes or 0)
 
 
 @frozen

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from stoker.hardware.device_fit import added_bytes
 from stoker.hardware.ledger.asking import Ask, Candidate
 from stoker.hardware.ledger.entries import Entry, Share
 from stoker.host.identity import ProcessIdentity, mine
@@ -44,21 +45,31 @@ def charges_on(uuid: str, entries: Iterable[Entry]) -> list[Charge]:
     ]
 
 
+def promises_on(uuid: str, entries: Iterable[Entry]) -> list[Charge]:
+    """Return what each reservation was promised of one device, whatever it really takes."""
+    return [
+        Charge(charged_bytes=share.promised_bytes, base=entry.base, base_bytes=entry.base_bytes)
+        for entry in entries
+        for share in entry.shares
+        if share.uuid == uuid
+    ]
+
+
 def charge_of(ask: Ask) -> Charge:
     """Give what a wish would take of a device."""
     return Charge(charged_bytes=ask.vram_bytes, base=ask.base, base_bytes=ask.base_bytes)
 
 
 def total_of(charges: Iterable[Charge]) -> int:
-    """Add up charges, each base once: the largest that anybody gave for it."""
-    own_bytes = 0
+    """Return what charges are together, each base once: the largest size that any of them has for it."""
+    total_bytes = 0
     bases: dict[str, int] = {}
     for charge in charges:
-        base_bytes = min(charge.base_bytes, charge.charged_bytes)
-        own_bytes += charge.charged_bytes - base_bytes
+        resident_bytes = bases.get(charge.base, 0)
+        total_bytes += added_bytes(charge.charged_bytes, charge.base_bytes, resident_bytes)
         if charge.base:
-            bases[charge.base] = max(bases.get(charge.base, 0), base_bytes)
-    return own_bytes + sum(bases.values())
+            bases[charge.base] = max(resident_bytes, min(charge.base_bytes, charge.charged_bytes))
+    return total_bytes
 
 
 def ceiling_of(entries: Sequence[Entry]) -> int | None:
@@ -67,31 +78,29 @@ def ceiling_of(entries: Sequence[Entry]) -> int | None:
     It is what they were promised and, in proportion, their part of what a device never promises: if all who share it
     keep to theirs, all have room. Nothing is given for a device that is held whole.
     """
-    held: dict[str, list[tuple[Share, Entry]]] = {}
+    held: dict[str, list[Share]] = {}
     for entry in entries:
         for share in entry.shares:
-            held.setdefault(share.uuid, []).append((share, entry))
-    return min((one for one in map(_ceiling, held.values()) if one is not None), default=None)
+            held.setdefault(share.uuid, []).append(share)
+    ceilings = (_ceiling(shares, total_of(promises_on(uuid, entries))) for uuid, shares in held.items())
+    return min((one for one in ceilings if one is not None), default=None)
 
 
-def _ceiling(held: Sequence[tuple[Share, Entry]]) -> int | None:
-    if any(share.is_exclusive or not share.promised_bytes for share, _ in held):
+def _ceiling(shares: Sequence[Share], promised_bytes: int) -> int | None:
+    if any(share.is_exclusive or not share.promised_bytes for share in shares):
         return None
-    device = held[0][0]
+    device = shares[0]
     shared_out = max(1, usable_bytes(device.total_bytes, device.memory_type))
-    promised_bytes = total_of(
-        Charge(charged_bytes=share.promised_bytes, base=entry.base, base_bytes=entry.base_bytes)
-        for share, entry in held
-    )
     return promised_bytes * device.total_bytes // shared_out
 
 
-def measured_room(charged_bytes: int, taken_bytes: int, free_bytes: int) -> int:
-    """Give what of the free memory nobody was promised.
+def left_for(charged_bytes: int, taken_bytes: int, free_bytes: int) -> int:
+    """Return the measured free memory of a device, with what its holders have of it counted as free.
 
-    `taken_bytes` is how much of the memory in use its holders were promised.
+    `taken_bytes` is how much of the memory in use its holders were promised, `charged_bytes` is all that counts against
+    the device for them: what two processes hold of one base counts once.
     """
-    return max(0, free_bytes - max(0, charged_bytes - taken_bytes))
+    return free_bytes + min(taken_bytes, charged_bytes)
 
 
 def taken_of_promised(

@@ -9,7 +9,7 @@ from stoker.hardware.ledger.asking import Candidate
 from stoker.hardware.ledger.book import Book
 from stoker.hardware.ledger.entries import Entry, Share, Ticket
 from stoker.hardware.ledger.living import Living, chain_of
-from stoker.hardware.ledger.room import Reading, charges_on, total_of
+from stoker.hardware.ledger.room import Reading, charges_on, left_for, taken_of_promised, total_of
 from stoker.host.identity import mine
 from stoker.model.frozen import fresh, frozen
 
@@ -94,6 +94,8 @@ class DeviceState:
     """The whole device if somebody has it to himself."""
     free_bytes: int | None
     """By the driver's measure."""
+    taken_bytes: int = 0
+    """How much of the memory in use its holders have, up to what counts against the device for them."""
     outside: Mapping[int, int] = fresh(factory=dict)
     """Processes that use it without a reservation, and how much."""
     unseen_bytes: int = 0
@@ -117,6 +119,18 @@ class DeviceState:
     def available_bytes(self) -> int:
         """What the ledger could still promise to who shares."""
         return 0 if self.is_taken else max(0, self.device.usable_bytes - self.reserved_bytes)
+
+    @property
+    def left_bytes(self) -> int | None:
+        """What other programs leave of it: measured free, and what its holders have; `None` if not measured."""
+        return None if self.free_bytes is None else left_for(self.reserved_bytes, self.taken_bytes, self.free_bytes)
+
+    @property
+    def room_bytes(self) -> int:
+        """What a job that shares it could be promised now: by the ledger, and by the driver's measure."""
+        if self.left_bytes is None:
+            return self.available_bytes
+        return min(self.available_bytes, max(0, self.left_bytes - self.reserved_bytes))
 
     def to_dict(self) -> dict[str, Any]:
         device = self.device
@@ -220,6 +234,7 @@ def _device(
         holders=holders,
         reserved_bytes=device.total_bytes if is_taken else total_of(charges_on(device.uuid, entries)),
         free_bytes=reading.free_bytes,
+        taken_bytes=taken_of_promised(device, [holder.entry for holder in holders], reading, chains),
         outside={
             pid: size
             for pid, size in used_by.items()

@@ -154,14 +154,10 @@ class LedgerGate:
             devices=tuple(_candidate(device) for device in self._devices.values()),
             count=needs.gpu,
             vram_bytes=needs.vram_bytes,
-            may_share=needs.shares and not (needs.base_gib and self._is_too_large_to_share(needs)),
+            may_share=needs.shares,
             base=held_base(needs.company) if needs.company else "",
             base_bytes=needs.base_bytes if needs.company else 0,
         )
-
-    def _is_too_large_to_share(self, needs: Needs) -> bool:
-        """Whether somebody with a base fits on a whole device only: then it has one to itself, and nobody joins it."""
-        return all(_candidate(device).usable_bytes < needs.vram_bytes for device in self._devices.values())
 
     def _ours(self) -> set[str]:
         with self._lock:
@@ -169,7 +165,8 @@ class LedgerGate:
 
     def _taken(self, needs: Needs, granted: Granted) -> Taken:
         held = granted.held
-        vram_bytes = needs.vram_bytes if needs.shares else None
+        alone = {share.uuid for share in held.entry.shares if share.is_exclusive}
+        vram_bytes = needs.vram_bytes if len(alone) < len(held.uuids) else None
         devices = [self._devices[uuid] for uuid in held.uuids]
 
         def started(identity: ProcessIdentity) -> None:
@@ -184,7 +181,7 @@ class LedgerGate:
         )
         with self._lock:
             self._held[taken] = held
-        self._watch.begin(taken, {} if needs.shares else granted.free_bytes)
+        self._watch.begin(taken, {uuid: size for uuid, size in granted.free_bytes.items() if uuid in alone})
         return taken
 
     def _hand_over(self, taken: Taken, identity: ProcessIdentity) -> None:

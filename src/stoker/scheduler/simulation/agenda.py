@@ -44,14 +44,24 @@ class Agenda(Generic[T]):
         else:
             drawer.append((at_s, number, thing))
 
+    @property
+    def next_s(self) -> float:
+        """When the next one comes."""
+        if not self._open:
+            self._open_next()
+        return self._open[-1][0]
+
     def take(self) -> tuple[float, int, T]:
         """Take out what comes next."""
         if not self._open:
-            self._opened = heappop(self._seconds)
-            self._open = self._drawers.pop(self._opened)
-            self._open.sort(key=_BY_TIME, reverse=True)
+            self._open_next()
         self._count -= 1
         return self._open.pop()
+
+    def _open_next(self) -> None:
+        self._opened = heappop(self._seconds)
+        self._open = self._drawers.pop(self._opened)
+        self._open.sort(key=_BY_TIME, reverse=True)
 
 
 def _reversed(entry: tuple[float, int, T]) -> tuple[float, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 from array import array
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from itertools import accumulate
@@ -22,6 +22,8 @@ from stoker.model.frozen import frozen
 from stoker.model.nodes import Gpu, Node
 from stoker.model.requirements import Requirements, WantedJob, Wish
 from stoker.model.resources import GIB
+from stoker.scheduler.job_types import UNKNOWN_S
+from stoker.scheduler.snapshot import Snapshot, used_classes
 
 Range = tuple[float, float]
 _SPREAD = 1.25
@@ -84,6 +86,10 @@ class JobShape:
     wanted: WantedJob
     expected_s: float
     weight: float
+    is_stated: bool = True
+    """The scheduler is told how long they take; if not, it learns that from those that end."""
+    like: str = ""
+    """Shapes with the same word here are learned from, too."""
 
 
 class Batch:
@@ -92,27 +98,86 @@ class Batch:
     def __init__(self, shapes: Sequence[JobShape], *, makes_priorities: bool = True) -> None:
         self.shapes = tuple(shapes)
         self.has_priorities = makes_priorities
-        self.shape_of = array("H")
+        self.shape_of = array("I")
         self.work_s = array("d")
         """How long each takes on a device of speed 1."""
         self.priority_of = array("i")
+        self.user_of = array("H")
+        self.come_s = array("d")
+        """When each becomes ready; never earlier than the one before."""
+        self.users = 1
+        self.running = 0
+        """So many at the beginning run already."""
+        self.numbers = array("q")
+        """What each is called in the queue of which this is a copy; of an invented one, its place."""
+        self.class_ids: tuple[int, ...] = ()
+        """Of a copy, the class of each shape."""
+        self.more: dict[tuple[int, int], tuple[int, int]] = {}
+        """By class and priority: the number of the first, and how many, that follow and are only counted."""
 
     def __len__(self) -> int:
         return len(self.shape_of)
 
-    def add(self, shape: int, work_s: float, priority: int = 0) -> None:
+    def add(self, shape: int, work_s: float, priority: int = 0, *, user: int = 0, come_s: float = 0.0) -> None:
         """Append a job to the queue."""
         self.shape_of.append(shape)
         self.work_s.append(work_s)
         self.priority_of.append(priority)
+        self.user_of.append(user)
+        self.come_s.append(come_s)
+        self.users = max(self.users, user + 1)
+
+
+def batch_of(snapshot: Snapshot, most: int = 0) -> Batch:
+    """Return the jobs of a snapshot: those that run, then those that wait, in the order of the queue.
+
+    Of those that it only counts, `most` are made into jobs: the next of their class.
+    """
+    classes = used_classes(snapshot)
+    place_of = {one.class_id: place for place, one in enumerate(classes)}
+    work_s = [UNKNOWN_S if one.expected_s is None else one.expected_s for one in classes]
+    batch = Batch(
+        [JobShape(wanted=one.wanted, expected_s=work, weight=1.0) for one, work in zip(classes, work_s, strict=True)]
+    )
+    batch.class_ids = tuple(place_of)
+    for lease in snapshot.leases:
+        place = place_of[lease.class_id]
+        batch.add(place, work_s[place])
+        batch.numbers.append(lease.job)
+    batch.running = len(batch)
+    waiting: list[tuple[float, int, int, int]] = []
+    for level in snapshot.ready:
+        place = place_of[level.class_id]
+        numbers = level.numbers()
+        made = min(level.more, most)
+        most -= made
+        after = numbers[-1] + 1 if numbers else 0
+        numbers += range(after, after + made)
+        if level.more > made:
+            batch.more[level.class_id, level.priority] = after + made, level.more - made
+        waiting += [(level.come_s, number, place, level.priority) for number in numbers]
+    for come_s, number, place, priority in sorted(waiting):
+        batch.add(place, work_s[place], priority, come_s=come_s)
+        batch.numbers.append(number)
+    return batch
 
 
 @cache
 def mixes() -> Mapping[str, Mix]:
     """Return the mixes of `mixes.toml` by name, in the order of the file."""
-    document = tomllib.loads(files(__package__).joinpath("mixes.toml").read_text(encoding="utf-8"))
-    kinds = {name: _kind(name, fields) for name, fields in document["kinds"].items()}
-    return {name: _mix(name, fields, kinds) for name, fields in document["mixes"].items()}
+    kinds = node_kinds()
+    return {name: _mix(name, fields, kinds) for name, fields in _document()["mixes"].items()}
+
+
+@cache
+def node_kinds() -> Mapping[str, NodeKind]:
+    """Return the kinds of nodes of `mixes.toml` by name, in the order of the file."""
+    return {name: _kind(name, fields) for name, fields in _document()["kinds"].items()}
+
+
+@cache
+def _document() -> dict[str, Any]:
+    return tomllib.loads(files(__package__).joinpath("mixes.toml").read_text(encoding="utf-8"))
 
 
 def make_nodes(mix: Mix, count: int, seed: int) -> tuple[Node, ...]:
@@ -121,7 +186,7 @@ def make_nodes(mix: Mix, count: int, seed: int) -> tuple[Node, ...]:
     kinds = [kind for (kind, _), many in zip(mix.kinds, counts, strict=True) for _ in range(many)]
     shuffle(kinds, _drawing("fleet", seed))
     width = len(str(max(count - 1, 0)))
-    return tuple(_node(kind, f"{kind.name}-{number:0{width}d}") for number, kind in enumerate(kinds))
+    return tuple(make_node(kind, f"{kind.name}-{number:0{width}d}") for number, kind in enumerate(kinds))
 
 
 def make_shapes(mix: Mix, count: int, seed: int) -> tuple[JobShape, ...]:
@@ -143,8 +208,20 @@ def make_shapes(mix: Mix, count: int, seed: int) -> tuple[JobShape, ...]:
     return tuple(made)
 
 
-def make_batch(mix: Mix, shapes: Sequence[JobShape], count: int, seed: int, *, is_equal: bool = False) -> Batch:
-    """Return a queue of jobs; with `is_equal` all have the same priority."""
+def make_batch(  # noqa: PLR0913 - what a queue is made of
+    mix: Mix,
+    shapes: Sequence[JobShape],
+    count: int,
+    seed: int,
+    *,
+    is_equal: bool = False,
+    users: int = 1,
+    span_s: float = 0.0,
+) -> Batch:
+    """Return a queue of jobs; with `is_equal` all have the same priority.
+
+    The jobs are `users`' in unequal parts, and come one by one over `span_s`, at times drawn evenly.
+    """
     random = _drawing("jobs", seed).random
     batch = Batch(shapes, makes_priorities=not is_equal)
     limits = list(accumulate(shape.weight for shape in shapes))
@@ -157,7 +234,17 @@ def make_batch(mix: Mix, shapes: Sequence[JobShape], count: int, seed: int, *, i
         drawn = random()
         priority = 0 if is_equal else priorities[bisect_right(priority_limits, drawn * priority_limits[-1])]
         batch.add(shape, work_s, priority)
+    if users > 1 or span_s:
+        _spread(batch, users, span_s, _drawing("arrivals", seed).random)
     return batch
+
+
+def _spread(batch: Batch, users: int, span_s: float, random: Callable[[], float]) -> None:
+    """Give jobs to users, to the n-th 1 / n**flatness as many as to the first, and let them come over a time."""
+    batch.users = users
+    limits = list(accumulate((place + 1) ** -_FLATNESS for place in range(users)))
+    batch.user_of = array("H", [bisect_right(limits, random() * limits[-1]) for _ in range(len(batch))])
+    batch.come_s = array("d", sorted(round(random() * span_s, 3) for _ in range(len(batch))))
 
 
 def apportion(shares: Sequence[float], count: int) -> list[int]:
@@ -226,7 +313,8 @@ def _drawing(what: str, seed: int) -> Random:
     return Random(f"{what} {seed}")  # noqa: S311 - reproducible on purpose
 
 
-def _node(kind: NodeKind, name: str) -> Node:
+def make_node(kind: NodeKind, name: str) -> Node:
+    """Return a node of a kind."""
     memory_type = MemoryType.UNIFIED if kind.is_unified else MemoryType.DISCRETE
     types = [(type_, vram_mb) for type_, vram_mb, count in kind.gpus for _ in range(count)]
     return Node(

@@ -117,7 +117,10 @@ def _args_here(recipe: Recipe, brief: JobBrief) -> dict[str, Any]:
         if not brief.devices:
             args |= {"vram": "", "shares": False}
         elif brief.is_shared and brief.vram_bytes:
-            args |= {"vram": str(brief.vram_bytes), "shares": True}
+            args |= {"vram": f"{brief.vram_bytes}B", "shares": True}
+        else:
+            # Granted alone, whatever it allows: its machine's owner shares no devices, or it has several of them.
+            args["shares"] = False
     elif recipe.shares is not None and "gpus" in recipe.args.specs:
         args["gpus"] = len(brief.devices)
     return args

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.hardware.admission import Memory
+from stoker.hardware.admission import Admitted, Memory, admit
 from stoker.model.frozen import frozen
 from stoker.model.units import format_size
 from stoker.wire.identity import identity_fault
@@ -82,10 +82,9 @@ def _surroundings(_grant: Grant, look: Look) -> Refusal | None:
 def _room(grant: Grant, look: Look) -> Refusal | None:
     if full := why_closed(look.disk_free_bytes):
         return Refusal(reason="disk", message=full)
-    available_bytes = look.memory.available_bytes
-    if available_bytes is not None and available_bytes < grant.ram_bytes:
-        needs = f"it needs {format_size(grant.ram_bytes)} of memory"
-        return Refusal(reason="memory", message=f"{needs}, {format_size(available_bytes)} are free now")
+    answer = admit(grant.ram_bytes, look.memory)
+    if not isinstance(answer, Admitted):
+        return Refusal(reason="memory", message=answer.why)
     return Refusal(reason="device", message=look.device_trouble) if look.device_trouble else None
 
 

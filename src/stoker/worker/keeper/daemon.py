@@ -321,6 +321,7 @@ class Daemon:
         questions = Questions(
             worker.lines,
             hello=lambda: self._hello,
+            ends_s=worker.wishes.ends_s,
             holds=worker.holds or (lambda: None),
             clock=worker.clock,
             report=self._report,

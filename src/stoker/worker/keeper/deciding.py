@@ -64,6 +64,9 @@ def decide(keeping: Keeping, happening: Happening) -> Decision:
         # come late and still renew, if it was asked for in time.
         turn.end_leases()
     _TAKERS[type(happening)](turn, happening)
+    ends_s = turn.keeping.wishes.ends_s
+    if ends_s is not None and turn.now_s >= ends_s and turn.keeping.leaving is Leaving.NO:
+        _leave_softly(turn, 0, "its time is over")
     turn.look_around()
     return Decision(keeping=turn.keeping, instructions=tuple(turn.instructions))
 
@@ -345,11 +348,7 @@ def _take_devices(turn: Turn, devices: DevicesChanged) -> None:
 def _take_leave(turn: Turn, asked: AskedToEnd) -> None:
     keeping = turn.keeping
     if keeping.leaving is Leaving.NO:
-        turn.leave(asked.exit_code, softly=True)
-        turn.tell("leaving", why=asked.why, held=len(keeping.leases))
-        if keeping.asking:
-            turn.call_back()
-        _give_all_back(turn, asked.why)
+        _leave_softly(turn, asked.exit_code, asked.why)
         return
     if keeping.leaving is Leaving.NOW:
         return
@@ -361,6 +360,15 @@ def _take_leave(turn: Turn, asked: AskedToEnd) -> None:
             turn.send(lease, lease.last or last, lease.end)
         else:
             turn.stop(lease, last, grace_s=0.0)
+
+
+def _leave_softly(turn: Turn, exit_code: int, why: str) -> None:
+    """Take nothing more, give everything back, then end."""
+    turn.leave(exit_code, softly=True)
+    turn.tell("leaving", why=why, held=len(turn.keeping.leases))
+    if turn.keeping.asking:
+        turn.call_back()
+    _give_all_back(turn, why)
 
 
 def _give_all_back(turn: Turn, why: str) -> None:

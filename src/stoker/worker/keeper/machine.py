@@ -97,8 +97,10 @@ class Machine:
     def measured(self, closed: Mapping[str, str]) -> Measured:
         """Say what is free now; `closed` is why nothing may be put here."""
         reasons = {"": "; ".join(closed.values())} if closed else {}
+        memory = self.memory()
         return Measured(
-            ram_available_bytes=self.memory().available_bytes,
+            ram_available_bytes=memory.available_bytes,
+            ram_room_bytes=memory.room_bytes,
             disk_free_bytes=self.disk_free_bytes(),
             free_bytes=self._device_free_bytes(),
             closed=reasons,
@@ -207,17 +209,8 @@ class Machine:
         missing = [uuid for uuid in grant.devices if uuid not in {one.uuid for one in candidates}]
         if missing:
             return f"this machine has no {', '.join(missing)} now"
-        ask = Ask(
-            job=grant.name,
-            devices=candidates,
-            count=len(candidates),
-            vram_bytes=grant.vram_bytes,
-            may_share=grant.is_shared and grant.vram_bytes > 0,
-            base=held_base(grant.base) if grant.base else "",
-            base_bytes=min(grant.base_bytes, grant.vram_bytes) if grant.base else 0,
-        )
         try:
-            answer = self.ledger().reserve(ask)
+            answer = self.ledger().reserve(room_for(grant, candidates))
             if isinstance(answer, Held):
                 self.ledger().release(answer)
                 return ""
@@ -246,10 +239,22 @@ class Machine:
         with suppress(StokerError):
             candidates = tuple(one for one in map(Candidate.of, self.capability.usable_devices) if one is not None)
             for device in self.ledger().state(candidates).devices:
-                if device.free_bytes is not None:
-                    held_bytes = sum(holder.share.measured_bytes or 0 for holder in device.holders)
-                    found[device.device.uuid] = device.free_bytes + held_bytes
+                if device.left_bytes is not None:
+                    found[device.device.uuid] = device.left_bytes
         return found
+
+
+def room_for(grant: Grant, candidates: tuple[Candidate, ...]) -> Ask:
+    """Return what is asked of the ledger for a job before it starts: what was granted, on all of these devices."""
+    return Ask(
+        job=grant.name,
+        devices=candidates,
+        count=len(candidates),
+        vram_bytes=grant.vram_bytes,
+        may_share=grant.is_shared,
+        base=held_base(grant.base) if grant.base else "",
+        base_bytes=min(grant.base_bytes, grant.vram_bytes) if grant.base else 0,
+    )
 
 
 def _is_relative(python: str) -> bool:

@@ -27,6 +27,8 @@ class WorkOptions:
     declared: dict[str, int | list[str]] = fresh(factory=dict)
     is_once: bool = False
     until_idle: bool = False
+    for_s: float | None = None
+    """How long it works; None: until it is told to end."""
     stop_grace_s: float | None = None
     """How long a job may take to save what it has when it is stopped; nothing: as usual."""
     accepts: tuple[str, ...] = ()

@@ -74,7 +74,7 @@ class Asked:
 class Questions:
     """Asks, and reports what was answered."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what each question needs
         self,
         lines: Lines,
         *,
@@ -83,14 +83,19 @@ class Questions:
         report: Callable[[Happening], None],
         new_word: Callable[[], str],
         holds: Callable[[], Holdings | None] = lambda: None,
+        ends_s: float | None = None,
     ) -> None:
-        """Make it; `new_word` gives a word that nobody ever used, for each claim; `holds` what the machine has."""
+        """Make it; `new_word` returns a new word for each claim, `holds` what the machine has.
+
+        `ends_s` is when the worker ends, on the clock that also counts suspend.
+        """
         self._lines = lines
         self._hello = hello
         self._clock = clock
         self._report = report
         self._new_word = new_word
         self._holds = holds
+        self._ends_s = ends_s
         self._told: Holdings | None = None
         self._chance = random.SystemRandom().random
         self._greeting = Lane("stoker-hello")
@@ -175,9 +180,14 @@ class Questions:
 
     def _say_hello(self, hello: Hello) -> Welcome:
         holdings = self._held()
-        welcome = self._lines.words.hello(hello.model_copy(update={"holdings": holdings}))
+        update = {"holdings": holdings, "ends_in_s": self._ends_in_s()}
+        welcome = self._lines.words.hello(hello.model_copy(update=update))
         self._told = holdings
         return welcome
+
+    def _ends_in_s(self) -> float | None:
+        """Return in how long this worker ends; None: no end is known."""
+        return None if self._ends_s is None else max(0.0, self._ends_s - self._clock.boottime_s())
 
     def _held(self) -> Holdings | None:
         """Give what the machine has; a disk that can't be read now must not silence a heartbeat."""
@@ -201,6 +211,7 @@ class Questions:
                 wait_s=0.0 if self._is_called_back else asked.wait_s,
                 measured=asked.measured(),
                 stopping=asked.stopping(),
+                ends_in_s=self._ends_in_s(),
             )
 
         try:
@@ -241,6 +252,7 @@ class Questions:
                 leases=leases,
                 measured=now,
                 holdings=None if held == self._told else held,
+                ends_in_s=self._ends_in_s(),
             )
             answer = self._lines.words.renew(renewal)
             self._told = held

@@ -116,6 +116,8 @@ class Wishes:
     """End when nothing is left for it."""
     stop_grace_s: float = STOP_GRACE_S
     """Between asking a program to end and ending it."""
+    ends_s: float | None = None
+    """When it gives everything back and ends, on the clock that also counts suspend; None: when it is told to."""
 
 
 @frozen

@@ -194,6 +194,8 @@ def _shared(entry: JobEntry, folder: str) -> Shared:
         shared["attempts"] = entry.attempts
     if entry.timeout:
         shared["timeout_s"] = parse_duration(entry.timeout)
+    if entry.expected:
+        shared["expected_s"] = parse_duration(entry.expected)
     shared["on_partition"] = entry.on_partition
     return shared
 

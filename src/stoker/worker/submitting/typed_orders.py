@@ -37,6 +37,7 @@ class Wishes:
     secrets: tuple[str, ...] = ()
     attempts: int = 1
     timeout_s: float | None = None
+    expected_s: float | None = None
     allowed_hosts: tuple[str, ...] = ()
     env: Mapping[str, str] = fresh(factory=dict)
     """Platform → file that a program's environment is made from; "" is any other platform."""
@@ -49,6 +50,7 @@ class Wishes:
             "secrets": self.secrets,
             "attempts": self.attempts,
             "timeout_s": self.timeout_s,
+            "expected_s": self.expected_s,
             "allowed_hosts": self.allowed_hosts,
         }
 

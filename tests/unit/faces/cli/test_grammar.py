@@ -86,3 +86,10 @@ def test_help_lists_the_keys_of_key_value_words_one_by_one() -> None:
     words = Positional("KEY=VALUE", help="by the keys below", is_many=True, keys=keys)
     grammar = Grammar("x", about="Do.", positionals=(words,), examples=("stoker x",))
     assert "\nkeys\n  batch        how many\n  rank         of adapters\n" in grammar.help()
+
+
+def test_a_whole_number_of_thousands_of_digits_is_refused_in_our_own_words() -> None:
+    with pytest.raises(ValueError, match="a whole number of 5000 digits is too large"):
+        whole(1)("9" * 5000)
+    with pytest.raises(ValueError, match="is not a whole number of at least 1"):
+        whole(1)("0")

@@ -17,9 +17,20 @@ from stoker.faces.view.fleet import (
 )
 from stoker.faces.view.fleet_explaining import explanation_lines
 from stoker.faces.view.keeping import keeping_line
+from stoker.faces.view.simulation import live_lines
 from stoker.faces.view.stages import metrics_text, number
 from stoker.faces.view.tables import table
-from stoker.wire.views import AttemptView, JobExplanation, JobView, MachineView
+from stoker.faces.view.times import moment
+from stoker.scheduler.simulation.simulation_report import Bound, Report
+from stoker.wire.views import (
+    AttemptView,
+    ExpectedView,
+    HeldBackView,
+    JobExplanation,
+    JobView,
+    MachineView,
+    ShareOfUser,
+)
 
 NOW_S = 10_000.0
 
@@ -112,7 +123,7 @@ def test_a_machine_shows_what_counts_and_beside_it_what_was_found():
     capability = {"cpu_cores": 2, "ram_total_bytes": 64 << 30}
     lines = machine_lines(_machine(cores=1, ram_bytes=64 << 30, capability=capability), NOW_S)
     said = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines[1:] if len(line.split()) > 1}
-    assert (said["cores"], said["RAM"]) == ("1 (found 2)", "64.0 GiB")
+    assert (said["cores"], said["RAM"]) == ("1 for jobs (found 2)", "64.0 GiB")
 
 
 def test_minus_zero_is_zero():
@@ -194,13 +205,64 @@ def test_an_explanation_has_a_row_for_every_machine_and_device():
     )
     lines = list(explanation_lines(told, now_s=NOW_S, columns=0))
     assert lines[0] == "resnet/3: waits (2nd in line)"
-    assert lines[1] == "may start in about 14m00s, from median of 12 runs of command"
+    assert lines[1] == "may start in about 14m00s (median of 12 runs of command)"
     text = "\n".join(lines)
     assert "taken by resnet/1 for about 14m00s" in text
     assert [line.split()[0] for line in lines[3:8]] == ["machine", "desk", "GPU-1", "lab1", "GPU-2"]
     assert "speed 1.5" in text
     assert "declined by lab2: disk: 2 GiB left" in text
     assert lines[-1] == "starts now if jobs may share desk"
+
+
+def test_a_forecast_says_where_and_when_why_not_now_elsewhere_and_how_the_submitter_stands():
+    told = JobExplanation(
+        job=_job(),
+        verdict="waits, 1st in line",
+        place_in_line=1,
+        starts_s=NOW_S + 300,
+        based_on="stated by its submitter",
+        expected=ExpectedView(machine="desk", starts_s=NOW_S + 300, ends_s=NOW_S + 600),
+        held_back=(HeldBackView(machine="board1", reason="faster_machine", text="slower", ends_s=NOW_S + 6000),),
+        share=ShareOfUser(user="ada", share=0.625, fair_share=0.5, usage_s=60.0, jobs=1, devices=2),
+    )
+    starts, ends, later = (moment(NOW_S + after_s, NOW_S) for after_s in (300, 600, 6000))
+    assert list(explanation_lines(told, now_s=NOW_S, columns=0))[1:] == [
+        "may start in about 5m00s (stated by its submitter)",
+        f"expected on desk from {starts} until {ends}",
+        f"not now on board1 (until {later}): slower",
+        "share of ada: 62% of recent usage, fair is 50%; 1 job and 2 devices now",
+    ]
+
+
+def test_a_forecast_without_a_time_says_why_only_where_a_machine_is_expected():
+    waiting: dict[str, Any] = {"job": _job(), "verdict": "waits, 1st in line", "based_on": "median of 3 runs"}
+    told = JobExplanation(**waiting, expected=ExpectedView(machine="desk"))
+    assert list(explanation_lines(told, now_s=NOW_S, columns=0))[1:] == [
+        "no start estimate: a job before it has no estimate of its duration"
+    ]
+    later = JobExplanation(**waiting, expected=ExpectedView(not_before_s=NOW_S + 7200))
+    assert list(explanation_lines(later, now_s=NOW_S, columns=0))[1:] == []
+
+
+def _report(**more: Any) -> Report:
+    counts = dict.fromkeys(("shapes", "not_placeable", "decisions", "times_kept", "failures", "running"), 0)
+    bound = Bound(area_s=0.0, longest_s=0.0)
+    many: dict[str, Any] = {"uses": (), "waits": (), "waiting": (), "digest": "0" * 64, "bound": bound}
+    return Report(**{"machines": 1, "jobs": 3, "most_behind_s": 0.0, "step_s": 60.0, **counts, **many, **more})
+
+
+@pytest.mark.parametrize(
+    ("makespan_s", "said"), [(3600.0, "no difference"), (3000.0, "10m00s earlier"), (3660.0, "1m00s later")]
+)
+def test_a_changed_fleet_is_compared_with_the_one_there_is(makespan_s: float, said: str):
+    now = _report(makespan_s=3600.0, not_placeable=1), 0
+    then = _report(makespan_s=makespan_s), 0
+    lines = list(live_lines(now, then, [], at_s=NOW_S, blocked=1, is_guess=False, columns=0))
+    assert lines[2].endswith(f", {said}")
+    assert lines[3:5] == [
+        "not counted 1 pending job waits for other jobs, or for its next try",
+        "left out    1 job fits no machine of this fleet, even an idle one",
+    ]
 
 
 @pytest.mark.parametrize(

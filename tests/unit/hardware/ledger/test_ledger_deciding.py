@@ -61,11 +61,12 @@ def test_one_byte_more_is_not_granted_either() -> None:
 
 
 def test_an_empty_card_shares_out_85_percent_and_unified_memory_60() -> None:
-    assert granted(sharing(USABLE_BYTES)) == ["GPU-a"]
-    assert impossible(sharing(USABLE_BYTES + MIB)).shortfalls[0].room_bytes == USABLE_BYTES
     unified = Candidate(uuid="GPU-u", total_bytes=8192 * MIB, memory_type=MemoryType.UNIFIED)
-    assert granted(sharing(4915 * MIB, devices=(unified,))) == ["GPU-u"]
-    assert impossible(sharing(4916 * MIB, devices=(unified,))).shortfalls[0].bound is Bound.SIZE
+    for device, most_bytes in ((CARD, USABLE_BYTES), (unified, 4915 * MIB)):
+        beside = Books(entries=(entry(MIB, uuid=device.uuid),))
+        assert granted(sharing(most_bytes, devices=(device,))) == [device.uuid]
+        assert granted(sharing(most_bytes - MIB, devices=(device,)), beside) == [device.uuid]
+        assert refused(sharing(most_bytes, devices=(device,)), beside).bound is Bound.LEDGER
 
 
 def test_who_does_not_share_may_have_the_whole_card() -> None:
@@ -74,9 +75,11 @@ def test_who_does_not_share_may_have_the_whole_card() -> None:
     assert impossible(whole(CARD.total_bytes + 1)).shortfalls[0].missing_bytes == 1
 
 
-def test_who_would_fit_alone_is_told_so() -> None:
-    assert "without sharing" in impossible(sharing(gib(22))).hint
-    assert impossible(sharing(gib(25))).hint == ""
+def test_a_job_that_is_too_large_to_share_has_the_card_alone() -> None:
+    assert granted(sharing(USABLE_BYTES + MIB)) == ["GPU-a"]
+    answer = refused(sharing(USABLE_BYTES + MIB), Books(entries=(entry(MIB),)))
+    assert answer.bound is Bound.OCCUPIED
+    assert impossible(sharing(gib(25))).shortfalls[0].room_bytes == CARD.total_bytes
 
 
 def test_nobody_joins_who_has_a_card_to_himself() -> None:

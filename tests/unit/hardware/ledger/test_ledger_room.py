@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.hardware.ledger.entries import Entry
-from stoker.hardware.ledger.room import Reading, ceiling_of, measured_room, taken_of_promised
+from stoker.hardware.ledger.room import Charge, Reading, ceiling_of, left_for, taken_of_promised, total_of
 from stoker.host.identity import mine
 from stoker.model.devices import usable_bytes
 from stoker.model.frozen import changed
@@ -64,10 +64,25 @@ def test_an_unmeasured_device_has_nothing_taken() -> None:
     assert taken_of_promised(CARD, [here(gib(6), 7)], Reading(), {}) == 0
 
 
-def test_measured_room_never_goes_below_nothing() -> None:
-    assert measured_room(gib(8), gib(2), gib(10)) == gib(4)
-    assert measured_room(gib(8), gib(0), gib(3)) == 0
-    assert measured_room(gib(8), gib(9), gib(3)) == gib(3)
+def test_what_holders_have_taken_counts_as_free_up_to_what_they_are_charged_together() -> None:
+    assert left_for(gib(8), gib(2), gib(10)) == gib(12)
+    assert left_for(gib(8), gib(0), gib(3)) == gib(3)
+    # Two processes hold one base, which is charged once.
+    assert left_for(gib(8), gib(9), gib(3)) == gib(11)
+
+
+def test_what_the_holder_of_a_whole_device_uses_is_taken_though_it_declared_nothing() -> None:
+    alone = entry(0, pid=7, owner=changed(mine(), pid=7), is_exclusive=True)
+    assert taken([alone], {7: gib(5)}, {7: ()}) == gib(5)
+    assert taken([alone], {7: gib(5), 99: gib(2)}, {7: (), 99: (1,)}) == gib(5)
+
+
+def test_a_base_without_a_name_is_nothing_that_holders_have_in_common() -> None:
+    nameless = Charge(charged_bytes=gib(6), base_bytes=gib(5))
+    assert total_of([nameless, nameless]) == gib(12)
+    named = Charge(charged_bytes=gib(6), base="b", base_bytes=gib(5))
+    assert total_of([named, named]) == gib(7)
+    assert total_of([named, Charge(charged_bytes=gib(3), base="b", base_bytes=gib(9))]) == gib(6)
 
 
 def member(pid: int, own: int, base: int = 2) -> Entry:

@@ -143,15 +143,10 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
         (Needs(gpu=3), "needs 3 GPUs, this machine offers 2"),
         (Needs(gpu=1, vram_gib=25), "needs 25.0 GiB of a GPU's memory: GPU-1 has 24.0 GiB, and 25.0 GiB are needed"),
         (part(20.39), ""),
-        (
-            part(20.5),
-            (
-                "needs 20.5 GiB of a GPU's memory: GPU-1 has 20.4 GiB to share, and 20.5 GiB are needed "
-                "(it would fit alone: ask without sharing)"
-            ),
-        ),
+        (part(20.5), ""),
+        (part(25), "needs 25.0 GiB of a GPU's memory: GPU-1 has 24.0 GiB, and 25.0 GiB are needed"),
     ],
-    ids=["nothing", "one", "two", "three", "too-large", "part", "too-large-a-part"],
+    ids=["nothing", "one", "two", "three", "too-large", "part", "part-of-no-other", "too-large-a-part"],
 )
 def test_what_can_never_be_met_is_told_with_both_numbers(pair: Machine, needs: Needs, why: str) -> None:
     assert pair.gate().never(needs) == why

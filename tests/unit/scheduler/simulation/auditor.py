@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from stoker.model.nodes import Gpu, Node
 from stoker.model.requirements import Requirements, Wish
-from stoker.scheduler.simulation.run import NOWHERE, Log
+from stoker.scheduler.simulation.simulator import NOWHERE, Log
 from stoker.scheduler.simulation.workload import Batch
 
 MIB = 1024**2

@@ -8,8 +8,8 @@ from stoker.model.nodes import Gpu, Node
 from stoker.model.requirements import Requirements, WantedJob, Wish
 from stoker.model.resources import GIB
 from stoker.scheduler.offers import offer_of
-from stoker.scheduler.simulation.report import digest_of
-from stoker.scheduler.simulation.run import NOWHERE, Run
+from stoker.scheduler.simulation.simulation_report import digest_of
+from stoker.scheduler.simulation.simulator import NOWHERE, Simulator
 from stoker.scheduler.simulation.workload import Batch, JobShape, make_batch, make_nodes, make_shapes, mixes
 from tests.unit.scheduler.simulation.auditor import audit
 
@@ -18,10 +18,10 @@ NODES, JOBS = 30, 1500
 
 
 @cache
-def finished(name: str, *, is_equal: bool, jobs: int = JOBS) -> Run:
+def finished(name: str, *, is_equal: bool, jobs: int = JOBS) -> Simulator:
     mix = mixes()[name]
     shapes = make_shapes(mix, 60, mix.seed)
-    run = Run(
+    run = Simulator(
         [offer_of(node) for node in make_nodes(mix, NODES, mix.seed)],
         make_batch(mix, shapes, jobs, mix.seed, is_equal=is_equal),
     )
@@ -43,7 +43,7 @@ def test_every_job_runs_once_and_no_machine_ever_holds_more_than_it_has(name: st
 def test_the_auditor_sees_a_machine_that_holds_too_much() -> None:
     mix = mixes()["desktop"]
     nodes = make_nodes(mix, NODES, mix.seed)
-    run = Run([offer_of(node) for node in nodes], finished("desktop", is_equal=True).batch)
+    run = Simulator([offer_of(node) for node in nodes], finished("desktop", is_equal=True).batch)
     run.queue()
     run.fill()
     run.go()
@@ -82,7 +82,7 @@ def test_the_same_seed_gives_the_same_decisions_and_another_one_others() -> None
     offers = [offer_of(node) for node in make_nodes(mix, 20, 1)]
 
     def digest(seed: int) -> str:
-        run = Run(offers, make_batch(mix, shapes, 400, seed))
+        run = Simulator(offers, make_batch(mix, shapes, 400, seed))
         run.queue()
         run.fill()
         run.go()
@@ -95,19 +95,19 @@ def test_the_same_seed_gives_the_same_decisions_and_another_one_others() -> None
 def test_a_backlog_lets_a_job_come_whenever_one_starts() -> None:
     mix = mixes()["desktop"]
     shapes = make_shapes(mix, 20, 1)
-    run = Run(
+    run = Simulator(
         [offer_of(node) for node in make_nodes(mix, 10, 1)],
         make_batch(mix, shapes, 300, 1, is_equal=True),
         backlog=50,
     )
     run.queue()
-    assert len(run.waiting) == 50
+    assert run.scheduler.ready.count == 50
     run.fill()
-    assert len(run.waiting) == 50
+    assert run.scheduler.ready.count == 50
     run.go(until=200)
-    assert len(run.waiting) == 50
+    assert run.scheduler.ready.count == 50
     run.go()
-    assert len(run.waiting) == 0
+    assert run.scheduler.ready.count == 0
     assert run.decisions == 300
     assert max(run.log.come_s) > 0
 
@@ -116,7 +116,7 @@ def test_what_fits_no_machine_even_idle_is_said_and_left_out() -> None:
     batch = Batch([shape(vram_gib=8), shape(vram_gib=80)])
     batch.add(0, 60.0)
     batch.add(1, 60.0)
-    run = Run([offer_of(desktop("a"))], batch)
+    run = Simulator([offer_of(desktop("a"))], batch)
     run.queue()
     run.fill()
     run.go()
@@ -132,7 +132,7 @@ def test_a_slow_machine_does_not_begin_what_would_outlast_everything() -> None:
     batch = Batch([shape(vram_gib=2)])
     for _ in range(3):
         batch.add(0, 600.0)
-    run = Run([offer_of(desktop("fast")), offer_of(board)], batch)
+    run = Simulator([offer_of(desktop("fast")), offer_of(board)], batch)
     run.queue()
     run.fill()
     run.go()
@@ -147,7 +147,7 @@ def test_a_slow_machine_works_while_there_is_a_long_line() -> None:
     batch = Batch([shape(vram_gib=2)])
     for _ in range(40):
         batch.add(0, 600.0)
-    run = Run([offer_of(desktop("fast")), offer_of(slow)], batch)
+    run = Simulator([offer_of(desktop("fast")), offer_of(slow)], batch)
     run.queue()
     run.fill()
     run.go()
@@ -161,7 +161,7 @@ def test_a_machine_is_never_idle_for_ever_where_nothing_else_could_do_the_work()
     )
     batch = Batch([shape(vram_gib=2)])
     batch.add(0, 600.0)
-    run = Run([offer_of(board)], batch)
+    run = Simulator([offer_of(board)], batch)
     run.queue()
     run.fill()
     run.go()
@@ -183,7 +183,7 @@ def test_a_job_over_several_devices_is_not_passed_for_ever() -> None:
     batch.add(1, 600.0)
     for _ in range(200):
         batch.add(0, 600.0)
-    run = Run([offer_of(pair)], batch)
+    run = Simulator([offer_of(pair)], batch)
     run.queue()
     run.fill()
     run.go()

@@ -1,23 +1,19 @@
-"""What an explanation needs of the rows: the job and what it comes after, and how long runs like others took."""
+"""What an explanation needs of the rows: the job and what it comes after, and the numbers of ready jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
-from sqlalchemy import Connection, and_, func, select, text
+from sqlalchemy import Connection, select, text
 
-from stoker.coordinator.database.tables import AFTER, ATTEMPTS, JOBS
+from stoker.coordinator.database.tables import AFTER, JOBS
 from stoker.coordinator.queue.environments import choices_in
 from stoker.coordinator.queue.reading.shaping import read_object
 from stoker.model.frozen import frozen
-from stoker.model.json_text import loads
 from stoker.model.lifecycle import JobState
 from stoker.model.names import point_name
 from stoker.wire.orders import EnvironmentChoice, InputBody
 
-MOST_AHEAD = 10_000
-_RUNS = 100
-"""Of each recipe, the newest."""
 # In the index's own words: a database uses it only where the question says the same literally.
 _READY = text("state = 'pending' AND is_ready")
 
@@ -26,6 +22,7 @@ _READY = text("state = 'pending' AND is_ready")
 class BeforeRow:
     """A job that another one comes after, and that has not completed."""
 
+    seq: int
     job: str
     name: str
     state: str
@@ -46,23 +43,12 @@ class CaseRow:
     inputs: tuple[InputBody, ...] = ()
 
 
-@frozen
-class RunRow:
-    """A completed run."""
-
-    recipe: str
-    name: str
-    class_id: int
-    seconds: float
-    devices: tuple[str, ...] = ()
-
-
 def read_case(connection: Connection, seq: int) -> CaseRow:
     """Give what is known of a job beside its story."""
     asked = select(JOBS.c.class_id, JOBS.c.not_before_s, JOBS.c.message, JOBS.c.spec).where(JOBS.c.seq == seq)
     row = connection.execute(asked).one()
     before = (
-        select(JOBS.c.id, JOBS.c.name, JOBS.c.number, JOBS.c.state)
+        select(JOBS.c.seq, JOBS.c.id, JOBS.c.name, JOBS.c.number, JOBS.c.state)
         .join_from(AFTER, JOBS, JOBS.c.seq == AFTER.c.before_seq)
         .where(AFTER.c.seq == seq, JOBS.c.state != JobState.COMPLETED.value)
         .order_by(AFTER.c.before_seq)
@@ -77,38 +63,24 @@ def read_case(connection: Connection, seq: int) -> CaseRow:
         environment=choices_in(spec),
         inputs=tuple(InputBody(**one) for one in spec.get("inputs", ())),
         after=tuple(
-            BeforeRow(job=one.id, name=point_name(one.name, one.number), state=one.state)
+            BeforeRow(seq=one.seq, job=one.id, name=point_name(one.name, one.number), state=one.state)
             for one in connection.execute(before)
         ),
     )
 
 
-def read_ahead(connection: Connection, priority: int) -> dict[int, int]:
-    """Say by class how many ready jobs go before a new one of this priority; of very many, only that there are."""
-    ready = select(JOBS.c.class_id).where(_READY, JOBS.c.priority >= priority).limit(MOST_AHEAD).subquery()
-    counted = select(ready.c.class_id, func.count().label("jobs")).group_by(ready.c.class_id)
-    return {row.class_id: row.jobs for row in connection.execute(counted)}
-
-
-def read_runs(connection: Connection, recipes: Collection[str]) -> list[RunRow]:
-    """Give the newest completed runs of some recipes, and on which devices they ran."""
-    found = []
-    for recipe in recipes:
-        asked = (
-            select(JOBS.c.name, JOBS.c.class_id, JOBS.c.seconds, ATTEMPTS.c.devices)
-            .join_from(JOBS, ATTEMPTS, and_(ATTEMPTS.c.seq == JOBS.c.seq, ATTEMPTS.c.attempt == JOBS.c.attempt))
-            .where(JOBS.c.state == JobState.COMPLETED.value, JOBS.c.recipe == recipe, JOBS.c.seconds.is_not(None))
-            .order_by(JOBS.c.seq.desc())
-            .limit(_RUNS)
-        )
-        found += [
-            RunRow(
-                recipe=recipe,
-                name=row.name,
-                class_id=row.class_id,
-                seconds=row.seconds,
-                devices=tuple(loads(row.devices)),
-            )
-            for row in connection.execute(asked)
-        ]
+def read_ready_numbers(
+    connection: Connection, levels: Mapping[tuple[int, int], int]
+) -> dict[tuple[int, int], list[int]]:
+    """Return the numbers of the first ready jobs of each class and priority, as many as asked for, in order."""
+    found = {}
+    for (class_id, priority), most in levels.items():
+        asked = select(JOBS.c.seq).where(_READY, JOBS.c.class_id == class_id, JOBS.c.priority == priority)
+        found[class_id, priority] = list(connection.scalars(asked.order_by(JOBS.c.seq).limit(most)))
     return found
+
+
+def read_names(connection: Connection, seqs: Collection[int]) -> dict[int, str]:
+    """Return what jobs are called, by number."""
+    asked = select(JOBS.c.seq, JOBS.c.name, JOBS.c.number).where(JOBS.c.seq.in_(seqs))
+    return {row.seq: point_name(row.name, row.number) for row in connection.execute(asked)}

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, select, text
 
 from stoker.coordinator.database.tables import COUNTERS, JOBS, LEASES, MACHINES, META
+from stoker.coordinator.queue.book import ENDS
 from stoker.coordinator.queue.reading.shaping import read_object
 from stoker.model.frozen import fresh, frozen
 from stoker.model.json_text import loads
@@ -52,6 +53,7 @@ class MachineRow:
     capability_digest: str
     slots: int | None
     declared: dict[str, Any]
+    ends_s: float | None
     first_seen_s: float
     last_seen_s: float
     left_s: float | None
@@ -146,6 +148,7 @@ def _held(row: Row[Any]) -> Held:
 
 
 def _machine(row: Row[Any], held: tuple[Held, ...]) -> MachineRow:
+    declared = read_object(row.declared)
     return MachineRow(
         name=row.name,
         incarnation=row.incarnation,
@@ -154,7 +157,8 @@ def _machine(row: Row[Any], held: tuple[Held, ...]) -> MachineRow:
         capability=read_object(row.capability),
         capability_digest=row.capability_digest,
         slots=row.slots,
-        declared=read_object(row.declared),
+        declared=declared,
+        ends_s=declared.get(ENDS),
         first_seen_s=row.first_seen_s,
         last_seen_s=row.last_seen_s,
         left_s=row.left_s,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from stoker.coordinator.database.opening import Database
 from stoker.coordinator.database.snapshots import snapshot
-from stoker.coordinator.queue.reading.cases import CaseRow, RunRow, read_ahead, read_case, read_runs
+from stoker.coordinator.queue.reading.cases import CaseRow, read_case, read_names, read_ready_numbers
 from stoker.coordinator.queue.reading.finding import Found, Meant, find_job, find_jobs
 from stoker.coordinator.queue.reading.fleet import (
     Before,
@@ -21,7 +21,7 @@ from stoker.coordinator.queue.reading.fleet import (
 from stoker.coordinator.queue.reading.health import HookRow, read_hooks, read_symptoms
 from stoker.coordinator.queue.reading.paging import read_page, states_of
 from stoker.coordinator.queue.reading.results import read_bundles, read_leaderboard
-from stoker.coordinator.queue.reading.shaping import job_view
+from stoker.coordinator.queue.reading.shaping import Limits, job_view, no_limits
 from stoker.coordinator.queue.reading.stories import read_attempts, read_events, read_newest_event, read_story
 from stoker.model.clock import Clock
 from stoker.wire.asking import Leaderboard
@@ -35,9 +35,10 @@ class Reader:
     and `Ambiguous` say what was probably meant.
     """
 
-    def __init__(self, database: Database, *, clock: Clock) -> None:
+    def __init__(self, database: Database, *, clock: Clock, limits: Limits = no_limits) -> None:
         self._database = database
         self._clock = clock
+        self._limits = limits
 
     def page(
         self, *, state: str = "", name: str = "", recipe: str = "", machine: str = "", after: str = "", limit: int = 100
@@ -54,7 +55,7 @@ class Reader:
             found = read_page(connection, filters, after=after, limit=limit, counts=counts, clock=self._clock)
         has_total = filters.keys() <= {"state"}
         return JobPage(
-            jobs=tuple(job_view(row, now_s=now_s) for row in found.rows),
+            jobs=tuple(job_view(row, now_s=now_s, limits=self._limits) for row in found.rows),
             next=found.next,
             total=sum(counts[one] for one in states_of(state) or counts) if has_total else None,
         )
@@ -77,7 +78,9 @@ class Reader:
     def story(self, ref: str) -> JobStory:
         """Give everything about one job."""
         with snapshot(self._database) as connection:
-            return read_story(connection, find_job(connection, ref).seq, now_s=self._clock.wall_s())
+            return read_story(
+                connection, find_job(connection, ref).seq, now_s=self._clock.wall_s(), limits=self._limits
+            )
 
     def attempts_of(self, ref: str) -> tuple[AttemptView, ...]:
         """Give the tries at a job, oldest first."""
@@ -130,15 +133,15 @@ class Reader:
         with snapshot(self._database) as connection:
             return read_case(connection, find_job(connection, ref).seq)
 
-    def ahead(self, priority: int) -> dict[int, int]:
-        """Say how many ready jobs would go before a new one of this priority."""
+    def ready_numbers(self, levels: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], list[int]]:
+        """Return the numbers of the first ready jobs of each class and priority, as many as asked for, in order."""
         with snapshot(self._database) as connection:
-            return read_ahead(connection, priority)
+            return read_ready_numbers(connection, levels)
 
-    def runs(self, recipes: Collection[str]) -> list[RunRow]:
-        """Give the newest completed runs of some recipes."""
+    def names(self, seqs: Collection[int]) -> dict[int, str]:
+        """Return what jobs are called, by number."""
         with snapshot(self._database) as connection:
-            return read_runs(connection, recipes)
+            return read_names(connection, seqs)
 
     def leaderboard(self, metric: str = "", *, recipe: str = "", name: str = "", limit: int = 20) -> Leaderboard:
         """Rank completed jobs by one of their metrics, best first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import Row, Select, select
@@ -17,7 +18,7 @@ from stoker.wire.views import AttemptView, JobView
 _LISTED = (
     "seq", "id", "name", "number", "label", "recipe", "mode", "state", "is_ready", "blockers", "not_before_s",
     "is_cancelling", "priority", "epoch", "attempt", "machine", "submitter", "submitted_s", "changed_s", "started_s",
-    "ended_s", "cause", "message", "tree", "metrics",
+    "ended_s", "cause", "message", "tree", "metrics", "class_id",
 )  # fmt: skip
 
 
@@ -28,8 +29,17 @@ def listed_jobs() -> Select[Any]:
     return select(*columns, *lease).select_from(JOBS.outerjoin(LEASES, LEASES.c.seq == JOBS.c.seq))
 
 
-def job_view(row: Row[Any], *, now_s: float) -> JobView:
-    """Give a job as a list shows it."""
+Limits = Callable[[int], str]
+"""Returns which limit of its user keeps jobs of a class from starting now; empty: none."""
+
+
+def no_limits(_class_id: int) -> str:
+    """Return that no limit keeps jobs from starting."""
+    return ""
+
+
+def job_view(row: Row[Any], *, now_s: float, limits: Limits = no_limits) -> JobView:
+    """Return a job as a list shows it."""
     progress = read_object(row.progress)
     return JobView(
         id=row.id,
@@ -54,7 +64,7 @@ def job_view(row: Row[Any], *, now_s: float) -> JobView:
         of=progress.get("of"),
         metrics=progress.get("metrics") or read_object(row.metrics),
         says=progress.get("says", ""),
-        why=_why(row, now_s),
+        why=_why(row, now_s, limits),
         result=row.tree,
     )
 
@@ -111,14 +121,17 @@ def read_object(text: str | None) -> dict[str, Any]:
     return loads(text) if text else {}
 
 
-def _why(row: Row[Any], now_s: float) -> str:
+def _why(row: Row[Any], now_s: float, limits: Limits) -> str:
     """Say in one line what a pending job waits for, or why one failed."""
     if row.state == JobState.PENDING:
         if row.blockers:
             return f"waits for {row.blockers} job{'s' * (row.blockers != 1)} to complete first"
         if not row.is_ready and row.not_before_s > now_s:
             return f"tries again in {row.not_before_s - now_s:.0f} s" + (f": {row.message}" if row.message else "")
-        return "waits for a machine" + (f"; before: {row.message}" if row.message else "")
+        limit = limits(row.class_id)
+        return (f"waits: {limit}" if limit else "waits for a machine") + (
+            f"; before: {row.message}" if row.message else ""
+        )
     if row.state == JobState.FAILED:
         # That its own program failed is what everybody expects; any other cause is said.
         cause = "" if row.cause == Cause.USER and row.message else row.cause

@@ -8,10 +8,12 @@ from sqlalchemy import Connection, Row, func, select
 
 from stoker.coordinator.database.tables import AFTER, ATTEMPTS, BUNDLES, EVENTS, JOBS
 from stoker.coordinator.queue.reading.shaping import (
+    Limits,
     attempt_view,
     event_object,
     job_view,
     listed_jobs,
+    no_limits,
     read_object,
     told_events,
 )
@@ -23,14 +25,14 @@ _MOST_ATTEMPTS = 1000
 MOST_EVENTS = 10_000
 
 
-def read_story(connection: Connection, seq: int, *, now_s: float) -> JobStory:
-    """Give everything about one job."""
+def read_story(connection: Connection, seq: int, *, now_s: float, limits: Limits = no_limits) -> JobStory:
+    """Return everything about one job."""
     more = ("spec", "error", "user_failures", "lost", "declined")
     row = connection.execute(listed_jobs().add_columns(*(JOBS.c[name] for name in more)).where(JOBS.c.seq == seq)).one()
     spec = read_object(row.spec)
     newest = told_events().where(EVENTS.c.seq == seq).order_by(EVENTS.c.id.desc()).limit(_NEWEST_EVENTS)
     return JobStory(
-        job=job_view(row, now_s=now_s),
+        job=job_view(row, now_s=now_s, limits=limits),
         args=spec.get("args", {}),
         requirements=spec.get("requirements", {}),
         code=spec.get("code", {}),

@@ -1,27 +1,46 @@
-"""`stoker admin simulate`: the placement rules on thousands of machines and a long queue, on a clock of their own."""
+"""`stoker admin simulate`: the scheduler on invented machines and jobs, or the fleet's own, on a clock of its own."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from stoker.faces.cli.call import Call
-from stoker.faces.cli.grammar import Grammar, Option, whole
+from stoker.faces.cli.fleet.reaching import AT
+from stoker.faces.cli.grammar import Grammar, Option, duration, whole
 
 if TYPE_CHECKING:
     from stoker.scheduler.offers import NodeOffer
-    from stoker.scheduler.simulation.simulating import Asked
+    from stoker.scheduler.simulation.simulation_report import SimulationRequest
 
 _MIXES = ("desktop", "datacentre", "edge", "adapters", "everything")
 """Written out, so that help needs no file; a test compares them with it."""
 _NODES, _JOBS, _SHAPES = 200, 10_000, 200
-_MOST = {"jobs": 10_000_000, "nodes": 100_000, "shapes": 4096}
+_MOST = {"jobs": 10_000_000, "nodes": 100_000, "shapes": 4096, "users": 10_000}
+_MOST_FAILING = 0.9
+_MOST_ARRIVE_S = 365 * 86400.0
+_INVENTED = ("mix", "nodes", "jobs", "shapes", "cluster", "equal", "arrive", "users", "plot")
+"""Options that --live leaves no place for."""
+
+
+def part(text: str) -> float:
+    """Read a part of a whole: `0.05`."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0.0 <= found <= _MOST_FAILING:
+        message = f"{text!r} is not a number from 0 to {_MOST_FAILING:g}"
+        raise ValueError(message)
+    return found
+
 
 GRAMMAR = Grammar(
     "admin simulate",
     about=(
-        "Let the rules by which jobs are placed run on machines and jobs that a seed invents, on a clock of their own: "
-        "how long everything takes beside what no rules could beat, how machines are used, how long jobs wait. The "
-        "same seed gives the same decisions. Nothing is started."
+        "Let the scheduler run on machines and jobs that a seed invents, on a clock of its own: how long everything "
+        "takes beside what no rules could beat, how machines are used, how long jobs wait. The same seed gives the "
+        "same decisions. With --live it begins with the coordinator's machines, running and waiting jobs and measured "
+        "durations: when is everything done, and when with other machines? Nothing is started."
     ),
     options=(
         Option("--mix", value="NAME", help=f"which machines and jobs: {', '.join(_MIXES)}; unless told {_MIXES[-1]}"),
@@ -31,6 +50,23 @@ GRAMMAR = Grammar(
         Option("--seed", value="N", read=whole(0), help="another draw of the same mix"),
         Option("--cluster", value="FILE", help="the machines of a cluster file instead"),
         Option("--equal", help="all jobs have the same priority"),
+        Option("--arrive", value="SPAN", read=duration, help="jobs come over this time, not all at the beginning"),
+        Option("--users", value="N", read=whole(1), help="jobs are of so many users, in unequal parts (default: 1)"),
+        Option(
+            "--fail", value="P", read=part, help="the part of all attempts that fail, up to 0.9; the job runs again"
+        ),
+        Option(
+            "--leave",
+            value="N",
+            help="so many machines leave midway; with --live NAME[:WHEN], such as desk:2h (default: now)",
+        ),
+        Option("--live", help="begin with the coordinator's machines and jobs"),
+        Option(
+            "--add",
+            value="MACHINES",
+            help="with --live: and with more machines, such as rtx-4090:2, or desk:2 for two more like desk",
+        ),
+        AT,
         Option("--plot", value="FILE.svg", help="draw how machines were used over time"),
     ),
     examples=(
@@ -38,15 +74,23 @@ GRAMMAR = Grammar(
         "stoker admin simulate --mix adapters --plot timeline.svg",
         "stoker admin simulate --cluster lab.yaml --jobs 2000",
         "stoker admin simulate --nodes 10000 --jobs 1000000 --json",
+        "stoker admin simulate --arrive 8h --users 5 --fail 0.05 --leave 3",
+        "stoker admin simulate --live --add rtx-4090:2",
     ),
 )
 
 
 def perform(call: Call, given: dict[str, Any]) -> int:
-    """Simulate, tell, draw."""
+    """Simulate, show, draw."""
+    if given["live"]:
+        from stoker.faces.cli.admin.simulate_live import simulate_live
+
+        _refuse(given, _INVENTED, "--live simulates the coordinator's machines and jobs")
+        return simulate_live(call, given)
+    _refuse(given, ("add", "at"), "only --live asks a coordinator")
     from stoker.faces.cli.admin.counting import counted
     from stoker.faces.view.simulation import report_lines
-    from stoker.scheduler.simulation.simulating import simulate
+    from stoker.scheduler.simulation.simulation_report import simulate
 
     asked, machines = _asked(call, given)
     with counted(call, "simulating", asked.jobs) as count:
@@ -74,10 +118,10 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     return 0
 
 
-def _asked(call: Call, given: dict[str, Any]) -> tuple[Asked, str]:
+def _asked(call: Call, given: dict[str, Any]) -> tuple[SimulationRequest, str]:
     from stoker.model.errors import Usage
     from stoker.model.suggest import did_you_mean
-    from stoker.scheduler.simulation.simulating import Asked
+    from stoker.scheduler.simulation.simulation_report import SimulationRequest
     from stoker.scheduler.simulation.workload import mixes
 
     name = given["mix"] or _MIXES[-1]
@@ -89,8 +133,13 @@ def _asked(call: Call, given: dict[str, Any]) -> tuple[Asked, str]:
             raise Usage(f"--{option} {given[option]}: {most:,} at most", hint="a part of it behaves like the whole")
     if given["cluster"] and given["nodes"]:
         raise Usage("--nodes and --cluster both say which machines there are", hint="leave one of them out")
+    if (given["arrive"] or 0.0) > _MOST_ARRIVE_S:
+        raise Usage("--arrive: a year at most", hint="a part of it behaves like the whole")
+    leave = given["leave"] or "0"
+    if not (leave.isascii() and leave.isdigit()):
+        raise Usage(f"--leave {leave}: not a number of machines", hint="names are for --live")
     offers = _machines_of(call, given["cluster"]) if given["cluster"] else ()
-    asked = Asked(
+    asked = SimulationRequest(
         mix=mix,
         seed=mix.seed if given["seed"] is None else given["seed"],
         nodes=given["nodes"] or _NODES,
@@ -98,9 +147,21 @@ def _asked(call: Call, given: dict[str, Any]) -> tuple[Asked, str]:
         shapes=given["shapes"] or _SHAPES,
         is_equal=given["equal"],
         offers=offers,
+        users=given["users"] or 1,
+        span_s=given["arrive"] or 0.0,
+        fail=given["fail"] or 0.0,
+        leave=int(leave),
     )
     count = len(offers) or asked.nodes
     return asked, f"{count:,} machine{'s' * (count != 1)}" + (f" of {given['cluster']}" if offers else "")
+
+
+def _refuse(given: dict[str, Any], names: tuple[str, ...], why: str) -> None:
+    from stoker.model.errors import Usage
+
+    for name in names:
+        if given[name]:
+            raise Usage(f"--{name}: {why}", hint=f"leave --{name} out")
 
 
 def _machines_of(call: Call, file: str) -> tuple[NodeOffer, ...]:
@@ -110,7 +171,7 @@ def _machines_of(call: Call, file: str) -> tuple[NodeOffer, ...]:
     return tuple(offer_of(node) for node in read_cluster(file, call.path(file)).nodes)
 
 
-def _draw(call: Call, file: str, report: Any, asked: Asked) -> str:
+def _draw(call: Call, file: str, report: Any, asked: SimulationRequest) -> str:
     from stoker.faces.view.simulation import timeline_chart
     from stoker.faces.view.svg import to_svg
     from stoker.host.durable import write_file

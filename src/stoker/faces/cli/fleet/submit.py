@@ -14,7 +14,7 @@ from stoker.faces.cli.grammar import Grammar, Option, Positional, duration, whol
 from stoker.faces.cli.wanting import read_wanted
 from stoker.model.errors import TooManyTrials, Usage
 from stoker.model.frozen import changed
-from stoker.model.requirements import MOST_PRIORITY
+from stoker.model.requirements import MOST_EXPECTED_S, MOST_PRIORITY
 
 if TYPE_CHECKING:
     from stoker.store.trees import Heed
@@ -41,6 +41,14 @@ def _some_time(text: str) -> float:
     seconds = duration(text)
     if not seconds > 0:
         message = f"{text!r} leaves no time at all"
+        raise ValueError(message)
+    return seconds
+
+
+def _expected(text: str) -> float:
+    seconds = _some_time(text)
+    if seconds > MOST_EXPECTED_S:
+        message = f"{text!r} is more than {MOST_EXPECTED_S / 86400:.0f} days"
         raise ValueError(message)
     return seconds
 
@@ -126,6 +134,13 @@ GRAMMAR = Grammar(
         ),
         Option("--attempts", value="N", read=_attempts, help="how often it may fail by itself, 1 unless told"),
         Option("--timeout", value="TIME", read=_some_time, help="stop an attempt that runs longer: 90s, 15m, 8h"),
+        Option(
+            "--expected",
+            value="TIME",
+            read=_expected,
+            help="how long a job is expected to take on a device of speed 1 (an RTX 4090), or on the only --host; used "
+            "until jobs like it were measured",
+        ),
     ),
     examples=(
         "stoker submit manifest.toml",
@@ -139,7 +154,19 @@ GRAMMAR = Grammar(
     ),
     takes_program=True,
 )
-_TYPED_ONLY = ("config", "name", "ranks", "priority", "after", "host", "secret", "env", "attempts", "timeout")
+_TYPED_ONLY = (
+    "config",
+    "name",
+    "ranks",
+    "priority",
+    "after",
+    "host",
+    "secret",
+    "env",
+    "attempts",
+    "timeout",
+    "expected",
+)
 
 
 def perform(call: Call, given: dict[str, Any]) -> int:
@@ -253,6 +280,7 @@ def _typed(call: Call, given: dict[str, Any]) -> Orders:
         secrets=tuple(given["secret"]),
         attempts=given["attempts"] or 1,
         timeout_s=given["timeout"],
+        expected_s=given["expected"],
         allowed_hosts=tuple(given["host"]),
         env=_env(given["env"]),
     )

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from stoker.faces.view.tables import table
+from stoker.faces.view.times import moment
 from stoker.model.requirements import Wish
-from stoker.model.units import format_size
+from stoker.model.units import format_duration, format_size
 from stoker.wire.orders import JobOrder, OrderOutcome, Outcome, Submitted
 
-_MOST_LISTED = 20
+MOST_LISTED = 20
+MOST_FORESEEN = 50
+"""Of a dry run: so many jobs have a forecast."""
 _SHORT = 12
 _SIGNS = {
     Outcome.NEW: "+",
@@ -22,20 +25,22 @@ _SIGNS = {
 }
 
 
-def change_lines(jobs: Sequence[JobOrder], answer: Submitted, *, source: str, columns: int) -> list[str]:
+def change_lines(
+    jobs: Sequence[JobOrder], answer: Submitted, *, source: str, columns: int, most: int = MOST_LISTED
+) -> list[str]:
     """Give the difference between what is submitted and what the coordinator has."""
     rows = []
     listed: dict[Outcome, int] = {}
     for order, job in zip(jobs, answer.jobs, strict=True):
         told_as = job.told_as
         listed[told_as] = listed.get(told_as, 0) + 1
-        if listed[told_as] <= _MOST_LISTED:
+        if listed[told_as] <= most:
             rows.append([f"{_SIGNS[told_as]} {_called(order)}", _what(order), _outcome_text(job)])
     lines = table(rows, columns=columns)
     for outcome, count in listed.items():
-        if count > _MOST_LISTED:
-            lines.append(f"{_SIGNS[outcome]} … and {count - _MOST_LISTED:,} more {outcome}")
-    shown = answer.vanished[:_MOST_LISTED]
+        if count > most:
+            lines.append(f"{_SIGNS[outcome]} … and {count - most:,} more {outcome}")
+    shown = answer.vanished[:MOST_LISTED]
     lines += [
         f"- {name}  not in {os.path.basename(source) or 'it'} any more; it stays until you cancel it" for name in shown
     ]
@@ -46,11 +51,18 @@ def change_lines(jobs: Sequence[JobOrder], answer: Submitted, *, source: str, co
 
 def order_lines(jobs: Sequence[JobOrder], *, columns: int) -> list[str]:
     """Give what would be submitted."""
-    rows = [[_called(order), _what(order), needs_text(order)] for order in jobs[:_MOST_LISTED]]
+    rows = [[_called(order), _what(order), needs_text(order)] for order in jobs[:MOST_LISTED]]
     lines = table(rows, header=("job", "what", "needs"), columns=columns)
-    if len(jobs) > _MOST_LISTED:
-        lines.append(f"… and {len(jobs) - _MOST_LISTED:,} more")
+    if len(jobs) > MOST_LISTED:
+        lines.append(f"… and {len(jobs) - MOST_LISTED:,} more")
     return lines
+
+
+def done_text(answer: Submitted, now_s: float) -> str:
+    """Return when all jobs of a dry run would be done, as the end of a line; empty: that is not known."""
+    if answer.done_s is None:
+        return ""
+    return f"; all done in about {format_duration(max(0.0, answer.done_s - now_s))}, {moment(answer.done_s, now_s)}"
 
 
 def counts_text(answer: Submitted) -> str:
@@ -77,6 +89,9 @@ def told(order: JobOrder, outcome: OrderOutcome, *, dry_run: bool) -> dict[str, 
         "submitter": outcome.submitter,
         "withheld": list(outcome.withheld),
         "forecast": outcome.forecast,
+        "machine": outcome.machine,
+        "starts_s": outcome.starts_s,
+        "ends_s": outcome.ends_s,
         "dry_run": dry_run,
     }
 

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.fleet.environments import look_at_environments
 from stoker.faces.cli.fleet.ship import ship
-from stoker.faces.cli.fleet.submit_changes import change_lines, counts_text, order_lines, told
+from stoker.faces.cli.fleet.submit_changes import (
+    MOST_FORESEEN,
+    MOST_LISTED,
+    change_lines,
+    counts_text,
+    done_text,
+    order_lines,
+    told,
+)
 from stoker.faces.cli.fleet.submit_summary import Summary, add_code, add_data
 from stoker.faces.view.signs import ASCII, UNICODE
 from stoker.model.errors import Refused, StokerError
@@ -55,10 +63,11 @@ def submit(call: Call, given: dict[str, Any], orders: Orders, client: FleetClien
     asks = out.is_terminal and not given["yes"]
     if given["dry_run"] or asks:
         preview = sending.send(changed_code, dry_run=True)
-        _show(call, orders, preview)
+        _show(call, orders, preview, MOST_FORESEEN if given["dry_run"] else MOST_LISTED)
         if given["dry_run"]:
             _tell(call, orders, preview)
-            out.line(f"\n{counts_text(preview)}; nothing was submitted")
+            ends = done_text(preview, call.parts.clock.wall_s())
+            out.line(f"\n{counts_text(preview)}{ends}; nothing was submitted")
             return 0
         if asks and not (given["rerun"] or given["keep"]):
             changed_code = _ask_about_kept(call, preview)
@@ -109,15 +118,15 @@ class _Sending:
         )
 
 
-def _show(call: Call, orders: Orders, answer: Submitted) -> None:
-    for line in change_lines(orders.jobs, answer, source=orders.source, columns=call.out.columns):
+def _show(call: Call, orders: Orders, answer: Submitted, most: int = MOST_LISTED) -> None:
+    for line in change_lines(orders.jobs, answer, source=orders.source, columns=call.out.columns, most=most):
         call.out.line(line)
 
 
 def _tell(call: Call, orders: Orders, answer: Submitted) -> None:
     if call.out.is_json:
         for order, outcome in zip(orders.jobs, answer.jobs, strict=True):
-            call.out.object(told(order, outcome, dry_run=answer.dry_run))
+            call.out.object({**told(order, outcome, dry_run=answer.dry_run), "all_done_s": answer.done_s})
         for name in answer.vanished:
             call.out.object({"name": name, "outcome": "vanished", "dry_run": answer.dry_run})
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from datetime import datetime, time, timedelta
 from typing import Any
 
 from stoker.faces.cli.call import Call
@@ -10,9 +12,10 @@ from stoker.faces.cli.fleet.services import INSTALL, UNINSTALL, YES, refuse_both
 from stoker.faces.cli.grammar import Grammar, Option, duration, whole
 from stoker.faces.view.keeping import keeping_line
 from stoker.host.durable import read_regular, translated
-from stoker.model.errors import BadInput
+from stoker.model.errors import BadInput, Usage
 from stoker.model.events import Event, event_line
 from stoker.model.fleet_errors import NoCoordinator, NotAllowed
+from stoker.model.leases import MOST_LEFT_S
 from stoker.wire.finding import Found, find_coordinator, no_coordinator_known
 from stoker.wire.joined import Side
 from stoker.worker.keeper.options import WorkOptions, read_accepted, read_declared
@@ -21,6 +24,16 @@ _LARGEST_LIST_BYTES = 1 << 20
 _COMES_UP_S = 10.0
 """How long a coordinator that was started at the same time may take before it can be found."""
 _LOOK_EVERY_S = 0.1
+_CLOCK = re.compile(r"\d(\d)?:\d{2}(?::\d{2})?", re.ASCII)
+
+
+def _some_time(text: str) -> float:
+    seconds = duration(text)
+    if not 0 < seconds <= MOST_LEFT_S:
+        message = f"{text!r} is not a time from now on, of at most {MOST_LEFT_S / 86400:,.0f} days"
+        raise ValueError(message)
+    return seconds
+
 
 GRAMMAR = Grammar(
     "work",
@@ -64,6 +77,13 @@ GRAMMAR = Grammar(
         Option("--keep-workspace", help="leave the folders in which programs ran; they are removed unless told"),
         Option("--once", help="take one job, then end"),
         Option("--until-idle", help="end when nothing is left for this machine"),
+        Option(
+            "--until",
+            value="TIME",
+            help="leave at this time, local unless it names a zone: 18:00, 2026-11-17T08:00. Jobs that are expected to "
+            "take longer are not started here; what still runs then is given back, checkpoint kept",
+        ),
+        Option("--for", value="TIME", read=_some_time, help="the same, by how long: 90m, 3h"),
         INSTALL,
         UNINSTALL,
         YES,
@@ -72,6 +92,8 @@ GRAMMAR = Grammar(
         "stoker work --join http://127.0.0.1:7717",
         "stoker work --name small --slots 2 --declare cores=2,ram=4G,gpus=0",
         "stoker work --until-idle --json",
+        "stoker work --until 18:00",
+        "stoker work --for 3h",
         "stoker work --slots 2 --run-as 60000-60001",
         "stoker work --accept-code @trees.txt",
         "stoker work --install",
@@ -88,6 +110,7 @@ def perform(call: Call, given: dict[str, Any]) -> int:
         from stoker.faces.cli.fleet.work_service import install_work, uninstall_work
 
         return install_work(call, given) if given["install"] else uninstall_work(call, given)
+    for_s = _time_left_s(given, call.parts.clock.wall_s())
     found = _find(call, given["join"] or "", given["name"] or "")
     out.goes_on_unread = out.is_watched = True
     count = 0
@@ -109,12 +132,49 @@ def perform(call: Call, given: dict[str, Any]) -> int:
         declared=declared,
         is_once=given["once"],
         until_idle=given["until_idle"],
+        for_s=for_s,
         stop_grace_s=given["grace"],
         run_as=given["run_as"] or "",
         accepts=read_accepted(given["accept_code"], lambda path: _lines_of(call, path)),
         keeps_workspaces=given["keep_workspace"],
     )
     return call.parts.work(options, tell)
+
+
+def _time_left_s(given: dict[str, Any], now_s: float) -> float | None:
+    """Return how long the worker works by `--for` or `--until`; None: neither is given."""
+    if given["until"] and given["for"]:
+        raise Usage("--until and --for both say when the worker ends", hint="give one of them")
+    if not given["until"]:
+        for_s: float | None = given["for"]
+        return for_s
+    try:
+        return seconds_until(given["until"], now_s)
+    except ValueError as error:
+        raise Usage(f"--until: {error}", hint="a time of the day such as 18:00, or a date and a time") from None
+
+
+def seconds_until(text: str, now_s: float) -> float:
+    """Return how long it is until a local clock time, today or tomorrow, or until a time in ISO format.
+
+    Raises `ValueError` for a text that is neither, and for a time in the past or too far away.
+    """
+    now = datetime.fromtimestamp(now_s)  # noqa: DTZ006 - local, as people read a clock
+    clock = _CLOCK.fullmatch(text)
+    try:
+        if clock:
+            until = datetime.combine(now.date(), time.fromisoformat(text if clock[1] else f"0{text}"))
+            until += timedelta(days=until <= now)
+        else:
+            until = datetime.fromisoformat(text)
+        left_s = until.timestamp() - now_s
+    except (ValueError, OverflowError, OSError):
+        message = f"{text!r} is not a time; write for example 18:00 or 2026-11-17T08:00"
+        raise ValueError(message) from None
+    if not 0 < left_s <= MOST_LEFT_S:
+        message = f"{text!r} is {'in the past' if left_s <= 0 else 'too far away'}"
+        raise ValueError(message)
+    return left_s
 
 
 def _lines_of(call: Call, path: str) -> list[str]:

@@ -18,8 +18,9 @@ _GRACE, _JOIN = "--grace", "--join"
 
 def install_work(call: Call, given: dict[str, Any]) -> int:
     """Install a worker as it was asked for."""
-    if given["once"] or given["until_idle"]:
-        raise Usage("a service goes on: --once and --until-idle are for a worker that ends")
+    ending = [f"--{name.replace('_', '-')}" for name in ("once", "until_idle", "until", "for") if given[name]]
+    if ending:
+        raise Usage(f"a service goes on: {', '.join(ending)} is for a worker that ends")
     # What this shell's variable says is said by no file of a service.
     given = {**given, "join": given["join"] or call.parts.settings.environment.get(COORDINATOR, "")}
     # Beside a coordinator of this home it starts after it, unless it works for another one.

@@ -24,7 +24,7 @@ from stoker.model.nodes import Cluster, Node
 from stoker.model.requirements import DEFAULT_RAM_BYTES
 from stoker.scheduler.explain import PlacementRequest, Planned, plan_jobs
 from stoker.scheduler.offers import NodeOffer, agree, node_name, node_of, offer_of, with_holders
-from stoker.scheduler.score import CostRule
+from stoker.scheduler.score import COST_RULE
 
 _MOST_NAMED = 8
 
@@ -59,7 +59,7 @@ def perform(call: Call, given: dict[str, Any]) -> int:
     cluster = overlaid(declared, manifest.hosts)
     offers = _offers(call, cluster)
     wanted = [PlacementRequest(job=job.wanted(), count=trials_of(job)) for job in manifest.jobs]
-    cost = None if given["no_cost_rule"] else CostRule()
+    cost = None if given["no_cost_rule"] else COST_RULE
     planned = plan_jobs(wanted, offers, cost=cost, explains_all=given["explain"])
     _tell(call, planned, offers, explains=given["explain"])
     placed = sum(len(one.placed) for one in planned)

@@ -196,10 +196,8 @@ def _rooms(call: Call) -> Iterator[_Room]:
         if state is None:
             yield device.uuid, _label(device), None, "nobody could say how much memory it has"
             continue
-        free_bytes = state.device.total_bytes if state.free_bytes is None else state.free_bytes
-        room_bytes = min(state.available_bytes, free_bytes)
-        why = f"room for {format_size(room_bytes)} of the {format_size(state.device.usable_bytes)} to share"
-        yield device.uuid, _label(device), room_bytes, why
+        why = f"room for {format_size(state.room_bytes)} of the {format_size(state.device.usable_bytes)} to share"
+        yield device.uuid, _label(device), state.room_bytes, why
 
 
 def _own_room() -> _Room:

@@ -121,7 +121,7 @@ def _hold(call: Call, ask: Ask, given: dict[str, Any]) -> int:
         if not program:
             ledger.release(held)
             return 0
-        return run_holding(call, held, path, program, shares=not held.entry.shares[0].is_exclusive)
+        return run_holding(call, held, path, program, shares=not all(share.is_exclusive for share in held.entry.shares))
     except BaseException:
         ledger.release(held)
         raise

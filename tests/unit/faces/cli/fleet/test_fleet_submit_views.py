@@ -11,6 +11,7 @@ import pytest
 from stoker.faces.cli.call import Call
 from stoker.faces.cli.flags import Flags
 from stoker.faces.cli.fleet import ship
+from stoker.faces.cli.fleet.submit import GRAMMAR as SUBMIT
 from stoker.faces.cli.fleet.submit_changes import change_lines, counts_text, needs_text, order_lines
 from stoker.faces.cli.fleet.submit_summary import Summary, add_data, data_text
 from stoker.faces.cli.fleet.watching import Watching, ended_text, watch
@@ -18,6 +19,7 @@ from stoker.faces.cli.output import Output
 from stoker.model.artifacts import Tree, TreeEntry
 from stoker.model.clock import FakeClock
 from stoker.model.digests import Digest
+from stoker.model.errors import Usage
 from stoker.model.lifecycle import JobState
 from stoker.model.requirements import Wish
 from stoker.model.resources import GIB
@@ -240,3 +242,13 @@ def test_what_runs_and_what_waits_is_told_meanwhile() -> None:
     watching.follow()
     watching.close()
     assert watching.running(0.0, 0.0) == ["a  50 %  loss 0.5  on desk", "1 waits"]
+
+
+@pytest.mark.parametrize("text", ["0s", "-2h", "inf", "nan", "soon", "367d", f"{'9' * 400}h"], ids=str)
+def test_a_duration_that_no_job_takes_is_refused_where_it_is_typed(text: str) -> None:
+    with pytest.raises(Usage, match="--expected: "):
+        SUBMIT.parse(["--expected", text, "--", "true"])
+
+
+def test_a_stated_duration_is_read_in_seconds() -> None:
+    assert SUBMIT.parse(["--expected", "1h30m", "--", "true"])["expected"] == 5400.0

@@ -1,0 +1,188 @@
+"""Job types: jobs that ask for the same and are expected to take about as long. The policy decides between types.
+
+A type has a bit for its placement on devices, a bit for that on the CPU, or both, for jobs that prefer devices. Which
+types could start on a machine is a mask over these bits, made from the mask over shapes that `NodeIndex` returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import exp, log
+from operator import itemgetter
+
+from stoker.model.frozen import changed
+from stoker.model.requirements import WantedJob, Wish
+from stoker.scheduler.node_index import NodeIndex
+from stoker.scheduler.prices import RunOption
+from stoker.scheduler.score import CPU_SPEED
+from stoker.scheduler.shapes import Shape
+
+UNKNOWN_S = 600.0
+"""How long a job without any estimate is taken to last where amounts of work are compared."""
+_STEP = log(1.1)
+"""Estimates closer than this factor are one type."""
+_LEAST_S, _MOST_S = 1e-3, 1e9
+"""Estimates beyond these count as these."""
+_MASKS_KNOWN = 50_000
+_FEW = 40
+
+
+def rounded_s(expected_s: float) -> float:
+    """Return the duration that stands for all durations of one type."""
+    # The same on every machine: the last digits of an exponential are not.
+    return float(f"{exp(_bucket(expected_s) * _STEP):.3g}")
+
+
+def _bucket(expected_s: float) -> int:
+    return round(log(min(max(expected_s, _LEAST_S), _MOST_S)) / _STEP)
+
+
+Picker = Callable[[Sequence[int]], tuple[int, ...]]
+
+
+class JobType:
+    """Jobs that ask for the same and take about as long."""
+
+    __slots__ = (
+        "bits",
+        "cpu_number",
+        "cpu_shape",
+        "cpu_speed",
+        "device_count",
+        "device_number",
+        "device_shape",
+        "expected_s",
+        "index",
+        "is_known",
+        "options",
+        "shape",
+    )
+
+    def __init__(self, index: int, shape: Shape, expected_s: float, *, is_known: bool) -> None:
+        self.index = index
+        self.shape = shape
+        self.expected_s = expected_s
+        """How long one takes on a device of speed 1."""
+        self.is_known = is_known
+        """Whether that is an estimate; otherwise nobody knows."""
+        self.device_number: int | None = None
+        self.cpu_number: int | None = None
+        self.device_shape: Shape | None = None
+        self.cpu_shape: Shape | None = None
+        self.bits = 0
+        """Both."""
+        self.options: list[RunOption] = []
+        self.cpu_speed = 1.0 if shape.wish is Wish.NEVER else CPU_SPEED
+        self.device_count = shape.device_count if shape.takes_devices else 0
+
+    @property
+    def top_speed(self) -> float:
+        """The speed on the fastest node type that can run it."""
+        return max((option.speed for option in self.options), default=1.0)
+
+    def placed_shape(self, *, on_devices: bool) -> Shape:
+        """Return as what a job is placed that has devices, or has none."""
+        return (self.device_shape if on_devices else self.cpu_shape) or self.shape
+
+    def number(self, option: RunOption) -> int:
+        """Return the bit number of a job that is run this way."""
+        number = self.device_number if option.on_devices else self.cpu_number
+        if number is None:
+            message = "a job type is asked for a placement that it does not have"
+            raise ValueError(message)
+        return number
+
+
+class JobTypes:
+    """All types that are known."""
+
+    def __init__(self, index: NodeIndex) -> None:
+        self._index = index
+        self.types: list[JobType] = []
+        self.shape_of: dict[int, Shape] = {}
+        """By bit number."""
+        self.type_of: dict[int, JobType] = {}
+        """By bit number."""
+        self.devices = 0
+        """The bits of placements on devices."""
+        self._known: dict[tuple[Shape, int | None], JobType] = {}
+        self._by_shape: dict[int, int] = {}
+        self._expanded: dict[int, int] = {}
+        self._pickers: dict[int, Picker] = {}
+        self._next = 0
+
+    def of(self, wanted: WantedJob, expected_s: float | None) -> tuple[JobType, bool]:
+        """Return the type of a job, and whether it is new. Without an estimate jobs of one shape are one type."""
+        shape = self._index.shape_of(wanted)
+        bucket = None if expected_s is None else _bucket(expected_s)
+        known = self._known.get((shape, bucket))
+        if known is not None:
+            return known, False
+        lasts_s = UNKNOWN_S if bucket is None else exp(bucket * _STEP)
+        made = self._known[shape, bucket] = JobType(len(self.types), shape, lasts_s, is_known=bucket is not None)
+        self.types.append(made)
+        for on_devices, unless, wish in ((True, Wish.NEVER, Wish.REQUIRE), (False, Wish.REQUIRE, Wish.NEVER)):
+            if shape.wish is not unless:
+                as_asked = changed(wanted, requirements=changed(wanted.requirements, wish=wish))
+                self._add_placement(made, self._index.shape_of(as_asked), on_devices=on_devices)
+        self._expanded.clear()
+        self._pickers.clear()
+        return made, True
+
+    def expand(self, fits: int) -> int:
+        """Return the bits of the types whose shapes are in a mask of the node index."""
+        found = self._expanded.get(fits)
+        if found is None:
+            if len(self._expanded) >= _MASKS_KNOWN:
+                self._expanded.clear()
+            found, left, by_shape = 0, fits, self._by_shape
+            while left:
+                lowest = left & -left
+                found |= by_shape.get(lowest.bit_length() - 1, 0)
+                left ^= lowest
+            self._expanded[fits] = found
+        return found
+
+    def picker(self, mask: int) -> Picker:
+        """Return what picks, from a list with one entry for each type and one more, those of the types in a mask."""
+        picker = self._pickers.get(mask)
+        if picker is None:
+            if len(self._pickers) >= _MASKS_KNOWN:
+                self._pickers.clear()
+            places = self.in_mask(mask) or [-1]
+            picker = self._pickers[mask] = itemgetter(*places, places[0])
+        return picker
+
+    def in_mask(self, mask: int) -> list[int]:
+        """Return the indexes of the types in a mask, in order. A negative mask has all bits but a few."""
+        if mask < 0 or mask.bit_count() > _FEW:
+            return [one.index for one in self.types if one.bits & mask]
+        found = set()
+        while mask:
+            lowest = mask & -mask
+            one = self.type_of.get(lowest.bit_length() - 1)
+            if one is not None:
+                found.add(one.index)
+            mask ^= lowest
+        return sorted(found)
+
+    def wider_than(self, devices: int) -> int:
+        """Return the placements that take more devices than that."""
+        return sum(
+            1 << one.device_number for one in self.types if one.device_number is not None and one.device_count > devices
+        )
+
+    def _add_placement(self, made: JobType, shape: Shape, *, on_devices: bool) -> None:
+        number = self._next
+        self._next += 1
+        bit = 1 << number
+        made.bits |= bit
+        self.shape_of[number] = shape
+        self.type_of[number] = made
+        at = self._index.number_of(shape)
+        self._by_shape[at] = self._by_shape.get(at, 0) | bit
+        if on_devices:
+            made.device_number, made.device_shape = number, shape
+            self.devices |= bit
+        else:
+            made.cpu_number, made.cpu_shape = number, shape

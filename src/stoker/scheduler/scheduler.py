@@ -1,0 +1,435 @@
+"""The scheduler: a machine has room; which job does it get, or why none?
+
+    scheduler = Scheduler()
+    scheduler.put_machine(Machine(offer))
+    scheduler.put_class(7, wanted, user="ada", expected_s=3600.0)
+    scheduler.ready.set_head(7, 0, seq=12, count=40)       # whenever the first ready job of a class changes
+    decision = scheduler.choose("desk", now_s)             # Grant or Hold
+    scheduler.grant(decision, now_s)                       # until the lease ends: `release`
+    scheduler.calls(now_s)                                 # machines that should ask again now
+
+Strict by priority. Within a priority the user with the smallest share goes first (`shares`), and of a user's jobs the
+oldest that fits; a job that does not fit is passed by others that do (backfill). Beyond that:
+
+- **A better machine that is free** gets the job: the machine with the best score, on which its base model is, which it
+  prefers. The asking machine is held back until that one has asked.
+- **Scarce machines are left to jobs that need them**: a job does not go where it costs much more than on its cheapest
+  node type (`prices`), while jobs are ready for which this node type is the right one.
+- **Slow machines do not start what a faster one would finish earlier**: a job waits where it would end later than after
+  its turn on a faster machine, and no longer than twice what that would save. While jobs keep coming, which the faster
+  machine gets in its place, it waits only for one on which it would end in a fraction of the time.
+- **Few jobs pass** one that waits for room on a machine; then the machine is kept for it (`reservations`). While no
+  more jobs are ready than there are machines, no younger job of any user passes one that needs much room at once.
+- **Wide jobs a little early**: jobs that need much room at once go first where they fit, and on shared devices those
+  whose base model is there. Both pass few older jobs (`EARLY`).
+- **The longest first at the end**: nothing passes a job that takes a good part of the time that all the rest takes,
+  unless jobs keep coming.
+
+Nothing here has a clock, a lock or I/O: one thread uses it. Every rule is a mask over job types, so a decision costs
+the same however many jobs are ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from math import inf
+
+from stoker.model.errors import Bug
+from stoker.model.nodes import UserPolicy
+from stoker.model.requirements import WantedJob, Wish
+from stoker.scheduler.calls import Calls
+from stoker.scheduler.decisions import Grant, Hold, HoldReason, Pick, Why
+from stoker.scheduler.durations import Durations
+from stoker.scheduler.job_types import JobType, JobTypes
+from stoker.scheduler.leases import Leases
+from stoker.scheduler.machine import LeaseAllocation, Machine
+from stoker.scheduler.machine_index import MachineIndex
+from stoker.scheduler.node_index import NodeIndex
+from stoker.scheduler.node_tables import NodeTables
+from stoker.scheduler.offers import NodeOffer
+from stoker.scheduler.outstanding import OutstandingWork
+from stoker.scheduler.policy import Policy
+from stoker.scheduler.ready_queue import Head, JobClass, Nth, ReadyQueue, UserQueue
+from stoker.scheduler.shares import Shares
+from stoker.scheduler.wait_reasons import WaitReasons
+from stoker.wire.leasing import Measured
+
+SET_BACK_S = 1.0
+"""A clock that goes back by more than this was set back; by less, times differ by that much."""
+END_NEWS_S = 5.0
+"""An end of a machine that differs by no more than this from the known one is no news: messages take time."""
+_PRICE_AT, _PRICE_GROWTH, _PRICE_LEAST = 3, 1.5, 16
+"""Prices are found again when one of so many ready jobs is left, or there are so many times as many, and more."""
+
+Instead = Callable[[Head], Head | None]
+"""Returns the job of a class that a machine may have in place of its first one; None: none of them."""
+
+
+class Scheduler:
+    """All machines, all classes, all ready jobs."""
+
+    def __init__(self, *, nth: Nth = lambda _class, _priority, _place: None) -> None:
+        """Begin with no machines. `nth` returns the number of the n-th ready job of a class and priority."""
+        self._nth = nth
+        self.shares = Shares()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything but users' policies."""
+        self.index = NodeIndex()
+        self.types = JobTypes(self.index)
+        self.tables = NodeTables(self.types)
+        self.machines = MachineIndex(self.index, self.types, self.tables)
+        self.ready = ReadyQueue(self.types, self._nth)
+        """The ready jobs; their owner keeps it true."""
+        self.work = OutstandingWork()
+        self.ready.on_change = self.work.add_ready
+        self.durations = Durations()
+        self.shares = Shares(self.shares.policies)
+        self.wanted: dict[int, WantedJob] = {}
+        """What jobs of each class ask for."""
+        self.policy = Policy(self.types, self.tables, self.machines, self.ready, self.work, self.shares)
+        self.reasons = WaitReasons(self.types, self.machines, self.ready, self.policy)
+        self.waiting = Calls(self.types, self.tables, self.machines, self.ready, self.work)
+        """Machines that got nothing."""
+        self.leases = Leases(self.machines, self.ready, self.work, self.shares, self.waiting.news)
+        self.priced_at, self.priced_counts = 0, list[int]()
+        """How many jobs were ready when prices were last found: of all types, and of each."""
+        self._seen_totals = self.machines.totals
+        self._latest_s = -inf
+
+    # -- what the owner tells
+
+    def put_machine(self, machine: Machine) -> None:
+        """Let a machine be as it says; live leases on it stay counted."""
+        known = self.machines.machines.get(machine.name)
+        if known is not None:
+            self.waiting.unpark(known)
+        absent = self.machines.absent(machine.name)
+        if self.machines.put(machine):
+            # Its lists name words that no list named before.
+            self._retype(list(self.ready.classes))
+        for lease in absent:
+            speed = self.machines.speed_of(machine, lease)
+            if speed != lease.work_rate:
+                # How fast it runs was not known while the machine was not.
+                lease.work_rate = speed
+                self.leases.set_end(lease, lease.started_s + lease.type.expected_s / speed)
+        if machine.kept is not None and known is not None:
+            if not self.ready.replace_kept(machine.kept.queue, machine.kept.type.index, known, machine):
+                machine.kept = None
+            self.policy.reservations.review(machine)
+        self.waiting.news()
+
+    def remove_machine(self, name: str) -> None:
+        """Forget a machine; if it comes back, what its leases still hold is counted again."""
+        machine = self.machines.machines.get(name)
+        if machine is None:
+            return
+        self.waiting.unpark(machine)
+        if name == self.work.settling:
+            self.waiting.settle()
+        self.policy.reservations.give_up(machine)
+        self.machines.remove(name)
+        self.waiting.news()
+
+    def withdraw(self, name: str) -> None:
+        """Do not count on a machine to ask until it does: it wants nothing now."""
+        machine = self.machines.machines.get(name)
+        if machine is not None:
+            self.waiting.hear(machine)
+
+    def stay(self, name: str, left_s: float, now_s: float) -> None:
+        """Take in for how long a machine stays, as it says now: clocks may have jumped since it said so last."""
+        machine, ends_s = self.machines.machines.get(name), now_s + left_s
+        if machine is not None and (machine.ends_s is None or abs(machine.ends_s - ends_s) > END_NEWS_S):
+            self.machines.set_end(machine, ends_s)
+            self.waiting.news()
+
+    def measure(self, name: str, measured: Measured) -> None:
+        """Take in what a machine's worker measured and closed."""
+        machine = self.machines.machines.get(name)
+        if machine is not None:
+            was_counted = machine.is_counted
+            self.machines.measure(machine, measured)
+            self.policy.reservations.review(machine)
+            self.waiting.reopen(machine)
+            if machine.is_counted != was_counted:
+                self.waiting.news()
+
+    def doubt(self, name: str, *, is_doubted: bool) -> None:
+        """Say whether a machine declined something lately; others then do not wait for it."""
+        machine = self.machines.machines.get(name)
+        if machine is not None and machine.is_doubted != is_doubted:
+            self.machines.doubt(machine, is_doubted=is_doubted)
+            self.waiting.news()
+
+    def set_policies(self, policies: Mapping[str, UserPolicy]) -> None:
+        """Replace what the operator allows users; the entry `*` is for users without one."""
+        self.shares.set_policies(policies)
+        self.waiting.news()
+
+    def put_class(
+        self, class_id: int, wanted: WantedJob, *, user: str = "", like: str = "", expected_s: float | None = None
+    ) -> None:
+        """Learn what jobs of a class ask for, before any of them is ready or runs."""
+        self.wanted[class_id] = wanted
+        self.durations.put_class(class_id, like, expected_s)
+        self._put_class(class_id, user)
+
+    def grant(self, grant: Grant, now_s: float) -> None:
+        """Count a job that a machine was granted; its owner changes the head of its class."""
+        machine = self.machines.machines[grant.allocation.machine]
+        queue, one = grant.queue, grant.type
+        self.leases.start(grant.allocation, now_s, grant.placement)
+        self.waiting.note_grant()
+        kept = machine.kept
+        if kept is not None and kept.queue is queue and kept.type is one:
+            self.policy.reservations.give_up(machine)
+        if queue.since:
+            self.ready.unhold(queue, one.bits)
+        queue.passes = 0
+
+    def learn(self, class_id: int, took_s: float) -> None:
+        """Take in how long a job of a class took, in seconds of a device of speed 1."""
+        if self.durations.learn(class_id, took_s):
+            self._retype(self.durations.changed())
+
+    def release(self, allocation: LeaseAllocation, now_s: float, *, is_completed: bool = False) -> None:
+        """Count a lease no more; one that completed shows how long its like takes."""
+        lease = self.leases.end(allocation)
+        if self.shares.has_limits and self.shares.is_limited(lease.user):
+            # Other machines may have refused the user's jobs for the limit: as if these jobs came just now.
+            self.ready.arrived |= self.ready.bits_of(lease.user)
+        self.shares.end(lease.user, lease.usage_rate, len(allocation.devices), now_s)
+        if is_completed:
+            self.learn(allocation.class_id, (now_s - lease.started_s) * lease.work_rate)
+        machine = self.machines.machines.get(allocation.machine)
+        if machine is not None and machine.is_parked:
+            self.waiting.call(machine, now_s)
+        if not self.work.running:
+            self.waiting.note_idle(machine, now_s)
+
+    # -- decisions
+
+    def choose(self, name: str, now_s: float, *, tells: bool = False, instead: Instead | None = None) -> Grant | Hold:
+        """Return the job that a machine gets now, and where on it; or why it gets none.
+
+        With `tells` a hold also counts what waits for which reason. With `instead` the machine gets no first job of a
+        class that it declined, but the one that this names. Nothing is taken: call `grant`.
+        """
+        machine = self.machines.machines.get(name)
+        if machine is None:
+            return Hold(closed="the coordinator does not know this machine")
+        self._note_time(now_s)
+        self.waiting.hear(machine)
+        if machine.closed:
+            return Hold(closed=machine.closed)
+        self._prepare(now_s)
+        machine.again_s = None
+        fits = usable = self.machines.fits(machine)
+        if machine.ends_s is not None:
+            usable &= machine.table.within(machine.ends_s - now_s)
+        refused = 0
+        if machine.kept is None and instead is None:
+            # What machines like it were refused a moment ago.
+            refused = usable & self.ready.bits & self.waiting.refused(machine, now_s)
+        grant, deferred, declined = self._find(machine, usable & ~refused, now_s, instead)
+        if grant is not None:
+            return grant
+        refused = usable & self.ready.bits & ~(deferred | declined)
+        self.waiting.park(machine, fits, refused, deferred, now_s)
+        return Hold(waiting=self.reasons.tally(machine, declined, now_s) if tells else {})
+
+    def _find(
+        self, machine: Machine, usable: int, now_s: float, instead: Instead | None
+    ) -> tuple[Grant | None, int, int]:
+        """Return what starts on a machine; if nothing, what is left to better machines, and what this one declined."""
+        deferred = declined = 0
+        while usable & self.ready.bits:
+            pick = self.policy.pick(machine, usable, now_s)
+            if pick is None:
+                break
+            if pick.why is not Why.KEPT and self.waiting.is_better_free(machine, pick.type, now_s):
+                deferred |= pick.type.bits
+            else:
+                grant = self._grant_of(machine, pick, instead)
+                if grant is not None:
+                    return grant, 0, 0
+                declined |= pick.type.bits & usable
+            usable &= ~(deferred | declined)
+        grant = self._grant_beside(machine, declined, now_s, instead) if declined and instead is not None else None
+        return grant, deferred, declined
+
+    def calls(self, now_s: float) -> list[str]:
+        """Return machines that should ask now: what they were refused for may have ended."""
+        ready = self.ready
+        self._note_time(now_s)
+        if ready.freed:
+            for machine in ready.freed:
+                if isinstance(machine, Machine):
+                    kept = machine.kept
+                    if kept is not None and not ready.is_kept(kept.queue, kept.type.index, machine):
+                        machine.kept = None
+                    self.waiting.call(machine, now_s)
+            ready.freed.clear()
+        if now_s >= self.tables.next_end_s:
+            self._prepare(now_s)
+        return self.waiting.due(now_s)
+
+    @property
+    def next_call_s(self) -> float | None:
+        """When `calls` has to be asked next if nothing happens before."""
+        call_s, end_s = self.waiting.next_s, self.tables.next_end_s
+        return call_s if end_s == inf else min(end_s, call_s if call_s is not None else inf)
+
+    def offers(self) -> tuple[NodeOffer, ...]:
+        """Return every machine as it is now, in the order in which they joined."""
+        return tuple(self.index.offer(name) for name in self.index.nodes)
+
+    def limit_reached(self, class_id: int) -> str:
+        """Return which limit of its user keeps jobs of a class from starting now, in words; empty: none.
+
+        Changes nothing, so any thread may ask.
+        """
+        known = self.ready.classes.get(class_id)
+        if known is None or not self.shares.has_limits:
+            return ""
+        devices = known.type.device_count if known.type.shape.wish is Wish.REQUIRE else 0
+        return self.shares.limit_reached(known.user, devices)
+
+    def drift(self) -> dict[str, tuple[str, ...]]:
+        """Return for each machine where its declaration and what was detected disagree."""
+        return {name: machine.drift for name, machine in self.machines.machines.items() if machine.drift}
+
+    # -- classes, types and prices
+
+    def _put_class(self, class_id: int, user: str) -> None:
+        one, is_new = self.types.of(self.wanted[class_id], self.durations.expected_s(class_id))
+        if is_new:
+            moved = self.machines.learn_hosts(one.shape)
+            self.tables.add_job_type(one)
+            self.ready.widen()
+            for machine, before in moved:
+                self.waiting.move(machine, before)
+            self.waiting.widen(one.bits)
+        known = self.ready.classes.get(class_id)
+        if known is not None and known.type is one and known.user == user:
+            return
+        heads, came = self.ready.take_class(class_id) if known is not None else [], self.ready.came
+        self.ready.classes[class_id] = JobClass(class_id, one, user)
+        for priority, seq, count in heads:
+            self.ready.set_head(class_id, priority, seq, count)
+        self.ready.came = came
+
+    def _retype(self, class_ids: Iterable[int]) -> None:
+        """Put classes into the types that their estimates, and the words of lists, make them."""
+        for class_id in class_ids:
+            self._put_class(class_id, self.ready.classes[class_id].user)
+
+    def _prepare(self, now_s: float) -> None:
+        """Bring masks, prices and parts of the fleet up to date."""
+        ready, tables = self.ready, self.tables
+        if ready.arrived:
+            self.waiting.note_arrivals(now_s)
+        if self.machines.totals is not self._seen_totals:
+            self._seen_totals = self.machines.totals
+            self.shares.set_totals(self._seen_totals, self.machines.leases(), now_s)
+        if (tables.is_stale or now_s >= tables.next_end_s) and tables.refresh(now_s):
+            self.waiting.news()
+            self._reprice()
+        elif (
+            ready.count > self.priced_at * _PRICE_GROWTH + _PRICE_LEAST
+            # Prices of an empty queue are none: all work would count as nothing.
+            or (not self.priced_at and ready.count > 1)
+            or (ready.count * _PRICE_AT < self.priced_at and ready.count > len(self.types.types))
+        ):
+            self._reprice()
+            self.waiting.news()
+        elif tables.pricer is not None:
+            tables.improve()
+            self.recount()
+
+    def _reprice(self) -> None:
+        counts = self.ready.type_counts
+        counts += [0] * (len(self.types.types) - len(counts))
+        self.priced_counts, self.priced_at = list(counts), self.ready.count
+        self.tables.reprice([count * one.expected_s for count, one in zip(counts, self.types.types, strict=True)])
+        self.recount()
+
+    def recount(self) -> None:
+        """Count the ready work at the prices of now."""
+        costs_s = [one.expected_s * self.tables.cheapest[one.index] for one in self.types.types]
+        self.work.set_costs(costs_s, self.ready.counts())
+        self.waiting.note_prices()
+        self.leases.price_restored(are_prices_found=self.tables.pricer is None)
+
+    # -- grants
+
+    def _grant_beside(self, machine: Machine, declined: int, now_s: float, instead: Instead) -> Grant | None:
+        """Return a job of a type of which the machine declined the first ones: of another user, or priority."""
+        for negated in self.ready.priorities:
+            users = self.ready.levels[-negated]
+            for name in self.shares.order(users, now_s):
+                queue = users[name]
+                for index in self.types.in_mask(declined & queue.bits):
+                    one = self.types.types[index]
+                    if self.policy.hold_reason(machine, queue, one, now_s) is HoldReason.ORDER:
+                        pick = self.policy.as_placed(queue, one, declined, Why.OLDEST)
+                        grant = self._grant_of(machine, pick, instead)
+                        if grant is not None:
+                            return grant
+        return None
+
+    def _grant_of(self, machine: Machine, pick: Pick, instead: Instead | None) -> Grant | None:
+        """Return the grant of a pick; None if the machine declined all such jobs."""
+        queue, one = pick.queue, pick.type
+        head = self._head_for(queue, one, instead)
+        if head is None:
+            return None
+        shape = self.types.shape_of[pick.number]
+        placement = self.policy.reservations.placement(machine, shape, pick)
+        if placement is None:
+            message = f"a job of {shape} was said to fit {machine.name}, and the rule says no"
+            raise Bug(message)
+        taken, devices = placement.devices, machine.offer.devices
+        is_shared = bool(taken) and taken[0].is_shared
+        uuids = tuple([devices[at.at].uuid for at in taken])
+        allocation = LeaseAllocation(machine.name, head.class_id, uuids, is_shared)
+        return Grant(head, allocation, pick.why, placement, one, queue)
+
+    def _head_for(self, queue: UserQueue, one: JobType, instead: Instead | None) -> Head | None:
+        """Return the first job of a type that a machine may have."""
+        if instead is None:
+            return self._head(self.ready.first_class(queue, one.index), queue.priority)
+        heads = queue.heads[one.index]
+        for class_id in sorted(heads, key=heads.__getitem__):
+            head = instead(self._head(class_id, queue.priority))
+            if head is not None:
+                return head
+        return None
+
+    def _head(self, class_id: int, priority: int) -> Head:
+        head = self.ready.head(class_id, priority)
+        if head is None:
+            message = f"class {class_id} has no ready job at priority {priority}"
+            raise Bug(message)
+        return head
+
+    def _note_time(self, now_s: float) -> None:
+        """Move all times that something waits for if the clock was set back."""
+        back_s = self._latest_s - now_s
+        if back_s < 0.0 or back_s > SET_BACK_S:
+            self._latest_s = now_s
+        if back_s > SET_BACK_S:
+            self.shift(back_s)
+
+    def shift(self, back_s: float) -> None:
+        """Move all times: the clock was set back by so much, or forward if it is negative, and no time has passed."""
+        self.waiting.shift(back_s)
+        self.shares.shift(back_s)
+        for queue in self.ready.holding:
+            queue.since = [(since_s - back_s, mask) for since_s, mask in queue.since]
+        self.work.shift(back_s)
+        self.tables.shift(back_s)
+        self.machines.shift(back_s)
