@@ -18,6 +18,7 @@ from stoker.gang.starting import ExecStarter
 from stoker.gang.states import Phase
 from stoker.model.errors import Cancelled, Terminated
 from stoker.model.gang_errors import BadGang, RankFailed, RankSilent
+from tests.leaks import left_open, open_files
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere untested")
 
@@ -52,18 +53,14 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def open_fds() -> set[str]:
-    return set(os.listdir("/proc/self/fd"))
-
-
 def test_a_run_leaves_no_descriptor_and_its_phases_come_in_order(place):
-    before = open_fds()
+    before = open_files()
     place.gang("import os; print(os.environ['RANK'])").run()
     assert sorted(place.heard.lines) == ["0:0", "1:1"]
     assert [phase for rank, phase in place.heard.phases if rank == 1] == [Phase.FORKED, Phase.RUN]
     with pytest.raises(RankFailed):
         place.gang("1 / 0").run()
-    assert open_fds() == before
+    assert left_open(before) == set()
 
 
 class Started(ScriptGang):

@@ -8,6 +8,7 @@ import pytest
 
 from stoker.gang import voices as voices_module
 from stoker.gang.voices import LONGEST_BYTES, Voices, prefixed
+from tests.leaks import left_open, open_files
 
 
 class Heard:
@@ -79,10 +80,10 @@ def test_somebody_who_holds_an_output_open_is_not_waited_for():
 
 
 def test_a_folder_that_is_not_there_is_told_and_nothing_stays_open(tmp_path):
-    before = os.listdir("/proc/self/fd")
+    before = open_files()
     with pytest.raises(FileNotFoundError):
         Voices(2, Heard(), log_folder=str(tmp_path / "none"))
-    assert os.listdir("/proc/self/fd") == before
+    assert left_open(before) == set()
 
 
 def test_voices_that_were_never_heard_close_and_twice_is_fine():

@@ -11,6 +11,7 @@ from stoker.host.acting_as import acting_as, acting_as_owner
 from stoker.host.other_user import OtherUser, why_not_allowed
 from stoker.host.ownership import give_to, take_back, take_file
 from stoker.model.errors import StageInputError
+from tests.leaks import left_open, open_files
 
 USER = OtherUser(name="anna", uid=61234, gid=61234)
 
@@ -120,9 +121,9 @@ def test_folders_without_end_are_refused(tmp_path: Path):
 def test_very_many_folders_need_few_descriptors(tmp_path: Path):
     for number in range(300):
         (tmp_path / "wide" / str(number)).mkdir(parents=True)
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     give_to(USER, str(tmp_path / "wide"))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert left_open(before) == set()
     assert owners(tmp_path / "wide") == {USER.uid}
 
 

@@ -6,6 +6,7 @@ import pytest
 from stoker.host.anchored import AnchoredFolder
 from stoker.host.together import write_unnamed
 from stoker.model.errors import NoSpace
+from tests.leaks import left_open, open_files
 from tests.unit.host.real_mounts import small_disk
 
 
@@ -33,7 +34,7 @@ def test_on_a_full_disk_none_is_left(tmp_path: Path):
 
 
 def test_descriptors_are_given_back(tmp_path: Path):
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     with AnchoredFolder.open(str(tmp_path)) as folder:
         write_unnamed(folder, [b"x"] * 50)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert left_open(before) == set()

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gc
 import math
 import os
 import signal
@@ -15,6 +14,7 @@ from stoker.host.identity import Liveness, is_alive
 from stoker.host.processes import Stopped
 from stoker.host.zygote import Zygote
 from stoker.model.errors import LocalFile, ProcessLost
+from tests.leaks import left_open, open_files
 from tests.unit.host.real_processes import is_running, wait_until
 
 ENTRIES = "tests.unit.host.forked_entries"
@@ -200,20 +200,15 @@ def test_many_threads_fork_at_once(zygote):
 
 
 def test_descriptors_do_not_pile_up(zygote):
-    def used() -> tuple[int, int]:
-        # What earlier tests have dropped is not counted.
-        gc.collect()
-        return len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{zygote.pid}/fd"))
-
     for _ in range(2):
         _, forked = run(zygote, "echo")
         forked.wait(WAIT_S)
-    before = used()
+    ours, theirs = open_files(), open_files(zygote.pid)
     for _ in range(20):
         _, forked = run(zygote, "echo")
         forked.wait(WAIT_S)
     zygote.fork(f"{ENTRIES}:echo", {}).wait(WAIT_S)  # its events are never read
-    assert used() == before
+    assert (left_open(ours), left_open(theirs, zygote.pid)) == (set(), set())
 
 
 def test_a_request_that_is_not_json_harms_nobody_else(zygote):
