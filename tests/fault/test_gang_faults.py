@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import os
 import random
+import re
 import tempfile
 import threading
 import time
@@ -23,11 +23,13 @@ from stoker.gang.warm_here import warm_here
 from stoker.model.errors import Cancelled, StokerError
 from stoker.model.gang_errors import BadCall, BadGang, GangClosed, RankFailed, RankSilent, WindowMismatch
 from tests.fault import gang_acts as acts
+from tests.leaks import left_open, open_files
 from tests.unit.gang import gang_functions as functions
 
 PHASES = ("DEVICE", "STORE", "COMM", "WINDOW", "STAGING", "RUN")
 KINDS = ("raise", "exit", "kill", "segv", "hang", "bad config")
-LIMIT_S = 0.1
+# From when a rank got there: others must pass in that time, however busy this machine is.
+LIMIT_S = 0.5
 SAID = {
     "raise": "ValueError: no such column",
     "exit": "ended without a report: exit status 3",
@@ -70,14 +72,20 @@ def children(warm: Warm) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
 
 
-def descriptors(pid: int) -> int:
-    gc.collect()
-    return len(os.listdir(f"/proc/{pid}/fd"))
-
-
 def shared() -> set[str]:
     names = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
     return {name for name in names if name.startswith(SHARED)}
+
+
+def left_shared(before: set[str]) -> set[str]:
+    """Return what shared memory there is that was not before and that nobody removes in a while.
+
+    The folder is everybody's: what other processes of this machine have there comes and goes.
+    """
+    deadline_s = time.monotonic() + 10
+    while (left := shared() - before) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    return left
 
 
 def failing(monkeypatch, act: str, phase: str, warm: Warm, **more) -> None:
@@ -99,13 +107,18 @@ def warm() -> Iterator[Warm]:
     assert children(here) == []
 
 
+def is_about(error: BaseException, beginning: str) -> bool:
+    """Whether an error begins so, and goes on with a time of a few seconds: how many depends on what else runs here."""
+    return re.match(rf"{re.escape(beginning)} after \d\.\d s\b", str(error)) is not None
+
+
 def wrong_about(error: BaseException | None, kind: str, phase: str) -> str:
     """Say what a fault's error does not tell; nothing, if it tells all."""
     if not isinstance(error, RankSilent if kind == "hang" else RankFailed):
         return f"{error!r}"
     verb = "is silent in" if kind == "hang" else "failed in"
     wanted = {
-        "the rank": error.rank == 1 and str(error).startswith(f"rank 1 (device 5) {verb} {phase} after 0."),
+        "the rank": error.rank == 1 and is_about(error, f"rank 1 (device 5) {verb} {phase}"),
         "the phase": error.phase == phase,
         "the cause": str(error).endswith(SAID.get(kind, " of 2 are ready")),
         "the evidence": EVIDENCE.get(kind, lambda _: True)(error),
@@ -167,17 +180,14 @@ def fail_often(count: int, monkeypatch, warm: Warm, folder: Path) -> None:
 
     # What is made once, and stays.
     fail("raise", "RUN")
-    time.sleep(0.2)
-    zygote = min(descriptors(zygote_pid(warm)) for _ in range(5))
-    before = descriptors(os.getpid()), zygote, shared()
+    ours, theirs, memory = open_files(), open_files(zygote_pid(warm)), shared()
     for kind, phase in orders:
         fail(kind, phase)
         assert children(warm) == []
     # The zygote opens files of /proc for moments, between launches too; what leaks stays.
-    deadline_s = time.monotonic() + 10
-    while (left := (descriptors(os.getpid()), descriptors(zygote_pid(warm)), shared())) != before:
-        assert time.monotonic() < deadline_s, (left, before)
-        time.sleep(0.02)
+    assert left_open(ours) == set()
+    assert left_open(theirs, zygote_pid(warm)) == set()
+    assert left_shared(memory) == set()
     assert list(folder.iterdir()) == []
 
 
@@ -198,11 +208,11 @@ def test_thirty_two_gangs_of_one_owner_come_up_at_once(warm):
         with Gang(ranks(), warm=warm) as gang:
             return gang.run(acts.add, number)
 
-    before = descriptors(os.getpid())
+    before = open_files()
     with ThreadPoolExecutor(32) as pool:
         assert list(pool.map(one, range(32))) == [[2.0 * number] * 2 for number in range(32)]
     assert children(warm) == []
-    assert descriptors(os.getpid()) == before
+    assert left_open(before) == set()
 
 
 def use_for_ever(gang: Gang) -> None:
@@ -277,9 +287,9 @@ LIES = {
     "scribble and die": (RankFailed, "signal 9 (SIGKILL), in the middle of a report"),
     "scribble for ever": (RankSilent, "; what it wrote last is no page"),
     "a billion buffers": (WindowMismatch, "rank 1 was promised 0 buffers and returned 128"),
-    "failed in the future": (RankFailed, "rank 1 (device 5) failed in STAGING after 0."),
-    "began in the future": (RankSilent, "rank 1 (device 5) is silent in STAGING after 0."),
-    "a huge text": (RankFailed, "rank 1 (device 5) failed in STAGING after 0."),
+    "failed in the future": (RankFailed, "rank 1 (device 5) failed in STAGING"),
+    "began in the future": (RankSilent, "rank 1 (device 5) is silent in STAGING"),
+    "a huge text": (RankFailed, "rank 1 (device 5) failed in STAGING"),
 }
 
 
@@ -288,7 +298,7 @@ def test_whatever_a_rank_writes_into_its_mailbox_its_owner_names_it_and_goes_on(
     kind, said = LIES[lie]
     with pytest.raises(kind) as raised:
         failing(monkeypatch, lie, "STAGING", warm, phase_limits_s=LIMITS_S)
-    assert said in str(raised.value)
+    assert is_about(raised.value, said) if said.startswith("rank 1 (device") else said in str(raised.value)
     assert raised.value.data["rank"] == 1
     assert len(str(raised.value)) < 1000
     assert children(warm) == []

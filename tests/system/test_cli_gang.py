@@ -68,7 +68,10 @@ def test_every_rank_runs_the_script_as_python_would_with_the_variables_of_torchr
 def test_the_first_rank_that_fails_is_named_with_its_cause_and_the_others_are_ended(shell):
     script = write(
         shell,
-        "import os, sys, threading\nif os.environ['RANK'] == '1':\n    raise RuntimeError('no luck')\n"
+        # The last one is at work before another fails, at which it is ended.
+        "import os, sys, threading, time\nif os.environ['RANK'] == '1':\n"
+        "    while not os.path.exists('up'): time.sleep(0.01)\n    raise RuntimeError('no luck')\n"
+        "if os.environ['RANK'] == '2': open('up', 'w').close()\n"
         "threading.Event().wait()\n",
     )
     done = shell.stoker("gang", "run", "--ranks", "3", "--quiet-others", "--", PYTHON, script)
@@ -95,7 +98,11 @@ def test_a_status_that_a_script_asks_for_is_the_cause(shell):
 
 
 def test_a_program_that_is_no_script_gets_its_rank_and_its_last_words_are_the_report(shell):
-    command = "echo from $RANK of $WORLD_SIZE; test $RANK = 0 || { echo sorry >&2; exit 9; }; sleep 60"
+    # The first one speaks before the second one fails, at which it is ended.
+    command = (
+        "echo from $RANK of $WORLD_SIZE; test $RANK = 0 && { touch said; exec sleep 60; }; "
+        "until test -e said; do sleep 0.01; done; echo sorry >&2; exit 9"
+    )
     done = shell.stoker("gang", "run", "--ranks", "2", "--no-prefix", "--", "sh", "-c", command)
     assert done.code == 54
     assert sorted(done.out.splitlines()) == ["from 0 of 2", "from 1 of 2"]

@@ -153,6 +153,12 @@ def hang():
         select.select([], [], [], 100)
 
 
+def say_so_and_hang(path):
+    with open(path, "a", encoding="ascii"):
+        pass
+    hang()
+
+
 def fault_in_phase(phase, rank):
     """For `on_phase`: do what the variable says, `rank phase how`."""
     victim, where, how = os.environ[VICTIM].split()

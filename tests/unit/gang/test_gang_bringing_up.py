@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 
+from stoker.gang import bringing_up
 from stoker.gang.bringing_up import Patience, is_ready, wait_for
 from stoker.gang.ranks import Ranks
 from stoker.gang.starting import RankProcess
@@ -60,11 +61,13 @@ def fail(starter: Starter) -> None:
         wait_for(ranks, is_ready, Patience(total_s=20))
 
 
-def test_the_end_of_a_rank_that_nobody_could_watch_is_noticed_soon():
+def test_the_end_of_a_rank_that_nobody_could_watch_is_noticed_soon(monkeypatch):
+    # Whoever is only looked at now and then would be noticed after this long.
+    monkeypatch.setattr(bringing_up, "_LOOK_ANYWAY_S", 15.0)
     began_s = time.monotonic()
     with pytest.raises(RankFailed, match=r"rank 1 \(device 1\) failed in FORKED .*signal 9"):
         fail(Starter())
-    assert time.monotonic() - began_s < 0.8
+    assert time.monotonic() - began_s < 10
 
 
 def test_when_what_all_ranks_come_from_is_gone_that_is_the_error_and_no_rank_is_named():

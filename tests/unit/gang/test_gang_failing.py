@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from stoker.gang.states import Phase
 from stoker.gang.warm_here import warm_here
 from stoker.model.errors import Cancelled
 from stoker.model.gang_errors import GangClosed, RankFailed, RankSilent
+from tests.leaks import left_open, open_files
 from tests.unit.gang import gang_functions as functions
 from tests.unit.host.real_processes import is_running, wait_until
 
@@ -38,10 +40,6 @@ def left_of(zygote_pid: int) -> list[int]:
     """Whoever the zygote still has as a child."""
     text = Path(f"/proc/{zygote_pid}/task/{zygote_pid}/children").read_text(encoding="ascii")
     return [int(pid) for pid in text.split()]
-
-
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def nobody_is_left() -> bool:
@@ -123,12 +121,12 @@ def test_a_rank_that_hangs_at_bring_up_is_named_with_where_it_is(monkeypatch, ph
 def test_a_limit_of_a_phase_ends_the_wait_sooner(monkeypatch):
     monkeypatch.setenv(functions.VICTIM, "0 WINDOW hang")
     with pytest.raises(RankSilent, match=r"rank 0 \(device 0\) is silent in WINDOW after"):
-        Gang(ranks(2), on_phase=ON_PHASE, phase_limits_s={Phase.WINDOW: 0.1}).bring_up()
+        Gang(ranks(2), on_phase=ON_PHASE, phase_limits_s={Phase.WINDOW: 0.4}).bring_up()
 
 
 def test_a_rank_that_hangs_in_a_call_is_named():
-    with Gang(ranks(2)) as up, pytest.raises(RankSilent, match=r"rank 1 .* is silent in RUN after 0.2 s; 0 of 2"):
-        up.run(functions.fail_on, 1, "hang", timeout_s=0.2)
+    with Gang(ranks(2)) as up, pytest.raises(RankSilent, match=r"rank 1 .* is silent in RUN after \d\.\d s; 0 of 2"):
+        up.run(functions.fail_on, 1, "hang", timeout_s=0.4)
 
 
 def test_a_result_that_cannot_travel_is_a_failure_of_the_call():
@@ -172,15 +170,21 @@ def test_a_rank_that_dies_between_calls_is_noticed_at_the_next():
             up.run(functions.echo)
 
 
+def when_there(path: Path, act: Callable[[], object]) -> threading.Thread:
+    """Do something from another thread once a file is there."""
+    acting = threading.Thread(target=lambda: (wait_until(path.exists), act()))
+    acting.start()
+    return acting
+
+
 @pytest.mark.parametrize("way", ["cancel", "close"])
-def test_a_call_can_be_cancelled_from_another_thread(way):
+def test_a_call_can_be_cancelled_from_another_thread(tmp_path, way):
     with Gang(ranks(2)) as up:
         pids = [context.pid for context in up.contexts]
-        timer = threading.Timer(0.1, getattr(up, way))
-        timer.start()
+        ending = when_there(tmp_path / "begun", getattr(up, way))
         with pytest.raises(Cancelled):
-            up.run(functions.hang)
-        timer.join()
+            up.run(functions.say_so_and_hang, str(tmp_path / "begun"))
+        ending.join()
         assert not any(is_running(pid) for pid in pids)
 
 
@@ -199,14 +203,17 @@ def test_a_bring_up_can_be_cancelled_at_any_moment(delay_s):
     assert nobody_is_left()
 
 
-def test_an_interrupt_in_the_middle_of_a_call_leaves_nobody():
+def test_an_interrupt_in_the_middle_of_a_call_leaves_nobody(tmp_path):
     with Gang(ranks(2)) as up:
         before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        main = threading.main_thread().ident
+        assert main is not None
+        interrupting = when_there(tmp_path / "begun", lambda: signal.pthread_kill(main, signal.SIGALRM))
         try:
-            signal.setitimer(signal.ITIMER_REAL, 0.1)
             with pytest.raises(KeyboardInterrupt):
-                up.run(functions.hang)
+                up.run(functions.say_so_and_hang, str(tmp_path / "begun"))
         finally:
+            interrupting.join()
             signal.signal(signal.SIGALRM, before)
         assert nobody_is_left()
 
@@ -222,7 +229,7 @@ def test_failing_gangs_leave_no_open_files(monkeypatch):
     before = open_files()
     for _ in range(3):
         fail()
-    assert open_files() == before
+    assert left_open(before) == set()
 
 
 @pytest.mark.slow

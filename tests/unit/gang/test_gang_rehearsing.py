@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from stoker.gang import owner, rehearsing
@@ -53,9 +55,9 @@ def test_two_ranks_come_up_and_add_up_with_the_time_of_every_phase():
 def test_a_silent_rank_is_named_with_its_device_and_phase(monkeypatch):
     monkeypatch.setenv(functions.VICTIM, "1 COMM hang")
     warm_here().wait_ready()
-    rehearsal = rehearse(choose(2, ()), timeout_s=0.7, on_phase=f"{functions.__name__}:fault_in_phase")
+    rehearsal = rehearse(choose(2, ()), timeout_s=2.0, on_phase=f"{functions.__name__}:fault_in_phase")
     assert isinstance(rehearsal.error, RankSilent)
-    assert rehearsal.error.message.startswith("rank 1 (device 1) is silent in COMM after 0.7 s")
+    assert re.match(r"rank 1 \(device 1\) is silent in COMM after \d\.\d s\b", rehearsal.error.message)
     assert rehearsal.up_s is None
     assert [list(one.phases_s) for one in rehearsal.ranks] == [PHASES[:3]] * 2
 
