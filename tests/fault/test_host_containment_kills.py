@@ -103,7 +103,8 @@ def test_the_next_box_ends_what_an_owner_and_its_keeper_left(make, limits):
 def test_boxes_of_the_living_are_left_alone(make, limits):
     containment = make()
     owner = Owner(make, limits=limits)
-    assert containment.sweep_stale() == ()
+    # What others of this machine have left may be swept, too.
+    assert not {folder.name for folder in owner.folders} & set(containment.sweep_stale())
     assert len(owner.left) == 3 + len(owner.folders)
     owner.kill()
     wait_until(lambda: not owner.left)
