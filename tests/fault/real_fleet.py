@@ -81,8 +81,9 @@ class RealFleet:
     def __init__(self, folder: Path, index: Path | None, *, db: str = "", host: str = "127.0.0.1") -> None:
         self.shell = Shell(folder, index=index)
         self._folder = folder
-        with listen_at("127.0.0.1", 0) as free:
-            self.address = f"{host}:{free.getsockname()[1]}"
+        # Held to the end, and never listened on: nobody else is given it before, or while a coordinator is away.
+        self._port = listen_at("127.0.0.1", 0)
+        self.address = f"{host}:{self._port.getsockname()[1]}"
         self.url = whole_address(self.address)
         self.db = db or f"sqlite:///{self.shell.home / 'fleet' / 'queue.db'}"
         self._started: list[Started] = []
@@ -212,6 +213,7 @@ class RealFleet:
             os.kill(pid, signal.SIGKILL)
         if self._desk is not None:
             self._desk.__exit__(None, None, None)
+        self._port.close()
 
     def check(self) -> None:
         keeping = LocalKeeping(str(self.shell.home / "fleet"), CLOCK)

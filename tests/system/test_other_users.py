@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from stoker.host.listening import listen_at
 from stoker.host.other_user import why_not_allowed
 from tests.servers.attacker import NOBODY, SYSTEM_PYTHON, subprocess_of
 from tests.system.fleet_desk import FleetDesk
@@ -88,11 +88,12 @@ def test_an_impostor_on_port_and_socket_gets_no_byte_and_starts_nothing(base: Pa
         # The folder for sockets was there first, and belongs to another user.
         home.env |= {"STOKER_RUNTIME": str(taken), "STOKER_OPERATOR_TOKEN": TOKEN}
     desk, other = homes["desk"], homes["other"]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    # Held, and never listened on: nobody else is given it while neither of them is there.
+    free = listen_at("127.0.0.1", 0)
+    port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     serve = ("serve", "--listen", f"127.0.0.1:{port}", "--lease", "6s", "--heartbeat", "0.5s", "--json")
-    with ExitStack() as held:
+    with free, ExitStack() as held:
         serving = desk.start(*serve)
         assert line_of(serving)["socket"].startswith(str(desk.home))
         working = held.enter_context(started(desk, "work", "--name", "victim", "--json"))
