@@ -9,6 +9,7 @@ import pytest
 
 from stoker.hardware.probes.asking import ProcessAsker, Said, Silent
 from stoker.host.process_table import read_row, rows
+from tests.leaks import left_open, open_files
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def children() -> set[int]:
 
 def is_gone(pid: int) -> bool:
     """Whether a process has ended, or does so in a moment: it has got its signal before the answer was given."""
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 20
     while (row := read_row(pid)) is not None and not row.is_gone and time.monotonic() < deadline:
         os.sched_yield()
     return row is None or row.is_gone
@@ -74,18 +75,18 @@ def test_a_program_that_hangs_is_killed_at_its_limit_with_all_it_started(ask: Pr
     note = tmp_path / "pids"
     script = f"trap '' TERM; sleep 100 & echo $! $$ > {note}; echo so far; wait"
     begun = time.monotonic()
-    reply = ask.ask(shell(script), limit_s=0.2)
-    assert time.monotonic() - begun < 1.5
+    reply = ask.ask(shell(script), limit_s=1.0)
+    assert time.monotonic() - begun < 10
     assert isinstance(reply, Silent)
     assert (reply.code, reply.out) == ("probe_timeout", "so far\n")
-    assert reply.why == "sh did not answer within 0.2 s"
+    assert reply.why == "sh did not answer within 1 s"
     assert all(is_gone(int(pid)) for pid in note.read_text().split())
 
 
 def test_several_that_hang_cost_the_time_of_one(ask: ProcessAsker) -> None:
     begun = time.monotonic()
-    replies = ask.ask_all([shell("sleep 100"), shell("echo quick"), shell("sleep 100")] * 2, limit_s=0.25)
-    assert time.monotonic() - begun < 1.0
+    replies = ask.ask_all([shell("sleep 100"), shell("echo quick"), shell("sleep 100")] * 2, limit_s=1.0)
+    assert time.monotonic() - begun < 3.5
     assert [type(reply) for reply in replies] == [Silent, Said, Silent] * 2
     assert replies[1].out == "quick\n"
 
@@ -129,9 +130,10 @@ def test_bytes_that_are_no_text_are_survived(ask: ProcessAsker) -> None:
 
 def test_nothing_is_left_open_or_running(ask: ProcessAsker) -> None:
     ask.ask(shell("true"))
-    before = set(os.listdir("/proc/self/fd")), children()
+    before, before_children = open_files(), children()
     ask.ask_all([shell("echo"), ["no-such-tool"], shell("sleep 100")], limit_s=0.05)
-    assert (set(os.listdir("/proc/self/fd")), children()) == before
+    assert children() <= before_children
+    assert left_open(before) == set()
 
 
 def test_an_interrupt_leaves_no_program_behind(ask: ProcessAsker, tmp_path: Path, monkeypatch) -> None:

@@ -43,9 +43,12 @@ def test_a_machine_without_evidence_is_asked_nothing(machine: FileMachine) -> No
 def test_looking_where_there_is_nothing_takes_next_to_no_time(machine: FileMachine) -> None:
     for number in range(64):
         machine.card(f"0000:{number:02x}:00.0", vendor="0x8086")
-    begun = time.process_time()
-    find(machine)
-    assert time.process_time() - begun < 0.1
+    times_s = []
+    for _ in range(3):
+        begun = time.process_time()
+        find(machine)
+        times_s.append(time.process_time() - begun)
+    assert min(times_s) < 0.1
 
 
 def test_torch_is_asked_without_evidence_only_if_somebody_wants_it(machine: FileMachine) -> None:

@@ -102,7 +102,7 @@ def test_a_child_that_hangs_or_dies_is_replaced_after_a_rest(meter: NvmlMeter, c
     meter._limit_s = 0.2
     begun = time.monotonic()
     assert meter.free_bytes(how) is None
-    assert time.monotonic() - begun < 1.5
+    assert time.monotonic() - begun < 4
     assert is_gone(child)
     meter._limit_s = 5.0
     assert meter.free_bytes("GPU-1") is None
