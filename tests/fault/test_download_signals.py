@@ -14,7 +14,7 @@ from tests.fault.download_parent import Downloads
 from tests.servers import habits as bad
 from tests.servers.faulty import Answer, Asked, FaultyServer, Habit, Line, Version, well
 
-SOON_S = 3.0
+SOON_S = 10.0
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 

@@ -61,7 +61,7 @@ def test_where_the_line_is_full_one_waits_a_little_and_nobody_waits_for_that_one
         assert door.open() is None, "somebody listens there, however many wait"
         door.clear()
         assert door.is_answered()
-        assert time.monotonic() - began_s < 1.0
+        assert time.monotonic() - began_s < 5
 
         def let_one_in() -> None:
             inside, _ = listener.accept()

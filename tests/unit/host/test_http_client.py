@@ -337,6 +337,10 @@ def test_a_reset_within_the_body_is_told_apart_from_an_end(server, transport):
     assert _failure(transport, server.url).data["reason"] == "reset"
 
 
+# Sooner than anything that the transport waits for by itself.
+SOON_S = 4
+
+
 def _aborted_while(transport: Urllib3Transport, url: str, started: Callable[[], object]) -> float:
     """Stop a transport once somebody waits; give how long it took to wake it."""
     aborted_s: list[float] = []
@@ -359,7 +363,7 @@ def _aborted_while(transport: Urllib3Transport, url: str, started: Callable[[], 
 
 def test_whoever_waits_for_a_head_is_woken_by_an_abort(server, transport):
     server.become(_raw(Line.stall))
-    assert _aborted_while(transport, server.url, lambda: server.asked) < 1
+    assert _aborted_while(transport, server.url, lambda: server.asked) < SOON_S
 
 
 def test_whoever_waits_for_a_connection_is_woken_by_an_abort(transport):
@@ -369,7 +373,7 @@ def test_whoever_waits_for_a_connection_is_woken_by_an_abort(transport):
             filler.setblocking(False)
             filler.connect_ex(full.getsockname())
         url = f"http://127.0.0.1:{full.getsockname()[1]}/"
-        assert _aborted_while(transport, url, lambda: transport._under_way) < 1
+        assert _aborted_while(transport, url, lambda: transport._under_way) < SOON_S
 
 
 def test_whoever_waits_for_tls_is_woken_by_an_abort(transport):
@@ -378,7 +382,7 @@ def test_whoever_waits_for_tls_is_woken_by_an_abort(transport):
         thread = threading.Thread(target=lambda: accepted.append(silent.accept()[0]))
         thread.start()
         url = f"https://127.0.0.1:{silent.getsockname()[1]}/"
-        assert _aborted_while(transport, url, lambda: accepted) < 1
+        assert _aborted_while(transport, url, lambda: accepted) < SOON_S
         thread.join()
         accepted[0].close()
 
@@ -392,7 +396,7 @@ def test_whoever_waits_for_a_name_is_woken_by_an_abort(transport, monkeypatch):
         return []
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
-    assert _aborted_while(transport, "http://slow.test/", asked.is_set) < 1
+    assert _aborted_while(transport, "http://slow.test/", asked.is_set) < SOON_S
     may_answer.set()
 
 
@@ -419,8 +423,8 @@ def test_an_exception_from_a_signal_leaves_nothing_open(server, transport):
     server.become(_raw(Line.stall))
     before = signal.signal(signal.SIGALRM, stop)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
-        with pytest.raises((Stopped, StokerError)):
+        with pytest.raises((Stopped, StokerError)):  # noqa: PT012 - it may come before the request waits
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
             transport.send(Request(url=server.url, headers={}))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -437,7 +441,7 @@ def test_an_abort_ends_everything_that_is_under_way_at_once(server, transport):
         started_s = time.monotonic()
         transport.abort()
         assert {failure.result().data["reason"] for failure in failures} == {"aborted"}
-    assert time.monotonic() - started_s < 1
+    assert time.monotonic() - started_s < SOON_S
 
 
 def test_failures_leave_no_descriptor_open(server, transport):
@@ -462,7 +466,7 @@ def test_failures_leave_no_descriptor_open(server, transport):
     before = ours()
     for _ in range(3):
         all_of_them()
-    assert ours() == before
+    assert ours() <= before
 
 
 def _open_sockets() -> list[socket.socket]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from stoker.host.http import dialing
 from stoker.host.http.cord import Cord
 from stoker.host.http.dialing import HEAD_START_S, SocketAddress, dial, in_turn
 from stoker.host.http.failures import Aborted
@@ -95,12 +96,14 @@ def test_a_refused_port_is_told_at_once():
     assert not error.data["is_lasting"]
 
 
-def test_the_next_address_is_tried_at_once_where_one_refuses(name):
+def test_the_next_address_is_tried_at_once_where_one_refuses(name, monkeypatch):
+    # Longer than the deadline: whoever waited for it would reach nobody.
+    monkeypatch.setattr(dialing, "HEAD_START_S", 30.0)
     with _listening() as port:
         host = name((V6, "::1"), (V4, "127.0.0.1"), port=port)
-        address, took_s = _dial(host, port)
+        address, took_s = _dial(host, port, 20)
     assert address == "127.0.0.1"
-    assert took_s < HEAD_START_S
+    assert took_s < 20
 
 
 def test_a_dead_address_costs_a_moment_and_no_more(name):
@@ -111,13 +114,14 @@ def test_a_dead_address_costs_a_moment_and_no_more(name):
     assert HEAD_START_S <= took_s < 2
 
 
-def test_addresses_are_tried_until_one_answers(name):
+def test_addresses_are_tried_until_one_answers(name, monkeypatch):
+    monkeypatch.setattr(dialing, "HEAD_START_S", 1.0)
     with _listening() as port, _black_hole("127.0.0.2", port) as _:
         host = name((V4, "127.0.0.2"), (V4, "127.0.0.3"), (V4, "127.0.0.1"), port=port)
         address, took_s = _dial(host, port)
     assert address == "127.0.0.1"
     # The third starts when the second is refused, not a moment later.
-    assert took_s < HEAD_START_S * 1.9
+    assert took_s < 1.9
 
 
 def test_where_all_addresses_are_dead_the_deadline_holds():

@@ -224,9 +224,11 @@ def test_an_abort_wakes_a_read_over_tls_and_never_gives_ciphertext(authority, go
     habit = _raw(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n" + b"some" * 1000, Line.stall)
     with FaultyServer(FILE, habit, tls=good) as server, _trusting(authority) as transport:
         with closing(transport.send(Request(url=server.url, headers={}))) as reply:
+            got = b""
+            while len(got) < 4000:
+                got += reply.read(1 << 20)
             timer = threading.Timer(0.2, reply.abort)
             timer.start()
-            got = b""
             with pytest.raises(NetworkFailed) as caught:  # noqa: PT012 - until it is woken
                 while True:
                     got += reply.read(1 << 20)
