@@ -150,10 +150,10 @@ def test_time_is_linear_in_a_hostile_line(unit: bytes) -> None:
         line = (unit * (size // len(unit) + 1))[:size]
         best = math.inf
         for _ in range(3):
-            started = time.perf_counter()
+            started = time.thread_time()
             parse_line(line)
             parse_line(b'{"kind":' + line)
-            best = min(best, time.perf_counter() - started)
+            best = min(best, time.thread_time() - started)
         return best
 
     # Quadratic time would be 64 times as much, and 64 KiB of it would take seconds.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import tomllib
+from collections.abc import Callable
 
 import pytest
 
@@ -212,10 +213,14 @@ def test_headers_that_make_too_many_tables_are_refused():
 
 def test_finding_the_places_of_many_long_headers_takes_about_as_long_as_reading_them():
     text = "\n".join(f"[a{'.a' * 38}.x{at}]" for at in range(3_000))
-    source = source_of(text)
-    start = time.process_time()
-    tomllib.loads(text)
-    read_s = time.process_time() - start
-    start = time.process_time()
-    find_places(source)
-    assert time.process_time() - start < 3 * read_s
+    assert best_s(lambda: find_places(source_of(text))) < 3 * best_s(lambda: tomllib.loads(text))
+
+
+def best_s(work: Callable[[], object]) -> float:
+    """Return how much processor time something takes when nothing disturbs it: the best of a few."""
+    times_s = []
+    for _ in range(3):
+        start = time.process_time()
+        work()
+        times_s.append(time.process_time() - start)
+    return min(times_s)
