@@ -135,7 +135,7 @@ def test_cancel_is_confirmed_where_that_is_waited_for(client: Client, fleet: Fle
     grant = hand.start()
     (asked,) = client.cancel(grant.name)
     assert (asked.state, asked.is_cancelling) == ("running", True)
-    confirm = threading.Timer(0.1, lambda: hand.client.cancelled(grant.job, CancelConfirmed(**said(grant))))
+    confirm = threading.Timer(1.0, lambda: hand.client.cancelled(grant.job, CancelConfirmed(**said(grant))))
     confirm.start()
     (ended,) = client.cancel(grant.name, wait=True)
     confirm.join()

@@ -18,6 +18,7 @@ from tests.servers.coordinator import Fleet
 from tests.servers.hand import Hand, said
 from tests.servers.little import LittleServer, Said
 from tests.unit.faces.cli.fleet.conftest import Stoker
+from tests.unit.host.real_processes import wait_until
 
 
 def test_jobs_lists_the_fleets_newest_first_with_where_they_run(fleet: Fleet, stoker: Stoker, submit):
@@ -362,7 +363,8 @@ def test_a_running_job_is_cancelled_when_its_worker_says_so_and_not_before(fleet
     assert asked[0]["is_cancelling"] is True
     assert hand.client.job("gbt").job.is_cancelling
     assert "cancelling" in stoker("jobs", at=fleet).out
-    confirm = threading.Timer(0.2, lambda: hand.client.cancelled(grant.job, CancelConfirmed(**said(grant))))
+    # The command has asked by then; of a job that has ended it would say so.
+    confirm = threading.Timer(2.0, lambda: hand.client.cancelled(grant.job, CancelConfirmed(**said(grant))))
     confirm.start()
     done = stoker("cancel", "gbt", at=fleet)
     confirm.join()
@@ -375,7 +377,9 @@ def test_a_job_that_completed_meanwhile_is_not_called_cancelled(fleet: Fleet, st
     submit("gbt")
     hand = Hand(fleet.client())
     grant = hand.start()
-    finish = threading.Timer(0.2, lambda: hand.finish(grant))
+    finish = threading.Thread(
+        target=lambda: (wait_until(lambda: hand.client.job("gbt").job.is_cancelling), hand.finish(grant))
+    )
     finish.start()
     done = stoker("cancel", "gbt", at=fleet)
     finish.join()
