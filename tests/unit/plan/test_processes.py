@@ -170,14 +170,14 @@ def test_a_stage_that_changes_its_input_fails_and_the_input_is_made_again(
 
 
 def test_a_stage_past_its_limit_is_asked_and_cleans_up(shared: Lab, ledger: str) -> None:
-    ran = shared.run(plan_of(misbehave, HowArgs(how="hang", ledger=ledger), timeout_s=0.3), grace_s=10.0)
+    ran = shared.run(plan_of(misbehave, HowArgs(how="hang", ledger=ledger), timeout_s=1.0), grace_s=10.0)
     assert isinstance(ran.result.error, StageTimeout)
     assert lines_of(ledger)[1] == "cleaned up"
     assert not is_running(int(lines_of(ledger)[0].split()[1]))
 
 
 def test_a_stage_that_ignores_being_asked_is_killed(shared: Lab, ledger: str) -> None:
-    ran = shared.run(plan_of(misbehave, HowArgs(how="stubborn", ledger=ledger), timeout_s=0.3), grace_s=0.2)
+    ran = shared.run(plan_of(misbehave, HowArgs(how="stubborn", ledger=ledger), timeout_s=1.0), grace_s=0.2)
     assert isinstance(ran.result.error, StageTimeout)
     assert not is_running(int(lines_of(ledger)[0].split()[1]))
     assert ran.result.warnings == ()

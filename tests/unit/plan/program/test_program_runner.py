@@ -169,7 +169,7 @@ def test_files_that_it_writes_later_do_not_hide_the_memory_that_it_took(project:
     body = """
     import os, time
     x = b"x" * (48 << 20)
-    time.sleep(0.3)
+    time.sleep(1.0)
     del x
     with open("big", "wb") as file:
         for _ in range(96): file.write(b"y" * (1 << 20))
