@@ -194,7 +194,7 @@ def test_a_connection_that_ended_is_freed_without_a_collection(served: Served):
             deadline_s = SystemClock().monotonic_s() + DEADLINE_S
             while kept() > before and SystemClock().monotonic_s() < deadline_s:
                 assert ask(last, "/app")["size"] == 0
-            assert kept() == before
+            assert kept() <= before
         finally:
             gc.enable()
 
